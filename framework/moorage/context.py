@@ -101,7 +101,7 @@ def to_text(context: oslo_context.RequestContext | None) -> str | None:
 
 @functools.lru_cache(_REMEMBERED)
 def from_text(text: str | None) -> RequestContext | None:
-    """Returns the context that :func:`to_text` wrote; it has no roles. Nobody may change it: the operations of a set share it."""
+    """Parses a context that :func:`to_text` wrote; it has no roles. Callers share the result, so they must not change it."""
     return from_dict(json.loads(text)) if text else None
 
 

@@ -54,7 +54,7 @@ def new_uuid() -> str:
 
 
 def new_ordered_uuid(seconds: float) -> str:
-    """Returns a UUID that sorts by time (RFC 9562, version 7): rows that are made together lie beside each other in an index.
+    """Returns a UUID of version 7 (RFC 9562), which sorts by time. Rows of one moment are neighbours in an index by such keys.
 
     :param seconds: since the Unix epoch. The UUID says when it was made, so it is no secret.
     """

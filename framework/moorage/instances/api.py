@@ -253,7 +253,7 @@ class _Creation:
 
 
 def uuids_of_set(first: str, count: int) -> Sequence[str]:
-    """Returns the uuids of the instances of one request; a repetition of the request names the same ones.
+    """Derives the uuids of a bulk request's instances from the first uuid. A repeated request gets the same uuids.
 
     All begin with the first 12 digits of ``first``, so the rows of a set lie beside each other in each index by uuid. With random
     uuids each row would change pages of its own, which costs most of a store's writes once there are many instances.

@@ -98,12 +98,13 @@ class Judgement:
     removed: dict[str, int]
     weighings: list[Weighing]
 
-    def ranking(self, best: Rows, weights: npt.NDArray[np.float64]) -> Ranking:
+    def ranking(self, best: Rows, weights: npt.NDArray[np.float64], **more: Any) -> Ranking:
         """Returns the ranking with some of the rows.
 
         :param best: their indexes in ``rows``, best first. :param weights: their weights.
+        :param more: further fields of the ranking.
         """
-        return Ranking(self.rows[best], weights, self.considered, len(self.rows), self.removed, judgement=self)
+        return Ranking(self.rows[best], weights, self.considered, len(self.rows), self.removed, judgement=self, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +280,9 @@ class Pipeline:
         promising = tuple(pair for pair in run.asked if pair[0].judges)
         judgement = Judgement(left, len(rows), run.removed, weighings)
         best = best_of(weights, most)
-        return Ranking(
-            left[best], weights[best], len(rows), len(left), run.removed, tuple(run.skipped), promising, preferred,
-            judgement=judgement,
-        )  # fmt: skip
+        return judgement.ranking(
+            best, weights[best], skipped=tuple(run.skipped), promising=promising, preferred=preferred
+        )
 
     def judge_again(
         self, guard: PluginRunner, fleet: Snapshot, spec: RequestSpec, before: Judgement

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Normalizes, sums and orders the weights of nodes; no plugin is called here.
 
-A weigher gives each node a raw weight. The raw weights of a weigher are stretched to 0..1 (Nova's rule), multiplied, and added to
+A weigher gives each node a raw weight. The raw weights of a weigher are normalized to 0..1 (Nova's rule), multiplied, and added to
 those of the other weighers. The best nodes have the largest sums; equal ones keep their order.
 """
 
@@ -20,7 +20,7 @@ from moorage.scheduling.interface import Rows
 
 __all__ = ["KeptWeights", "Weighing", "best_of", "sum_of"]
 
-#: Rows of which the best is looked at, to find a bound for the best of all.
+#: Rows in a block. The best row of each block gives a lower bound for the best rows of all.
 _BLOCK = 64
 #: How many times as many of the best rows are kept in order as are wanted. Most changes of a row take one of them away.
 _SPARE = 4
@@ -28,7 +28,7 @@ _SPARE = 4
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Says how raw weights are stretched to 0..1.
+    """Defines how the raw weights of a weigher are normalized to 0..1.
 
     :param lowest: the smallest raw weight. :param highest: the largest one.
     :param low: the raw weight that becomes 0. :param high: the one that becomes 1. If it is not larger, no weight counts.
@@ -58,7 +58,7 @@ class Weighing:
         return Weighing(self.raw.copy(), self.multiplier, self.minval, self.maxval)
 
     def range(self) -> _Range:
-        """Returns how the raw weights are stretched now.
+        """Returns how the raw weights are normalized now.
 
         :raises ValueError: a weight is no finite number.
         """
@@ -70,30 +70,19 @@ class Weighing:
         return _Range(lowest, highest, low, highest if self.maxval is None else self.maxval)
 
     def weights(self, found: _Range | None = None) -> npt.NDArray[np.float64] | None:
-        """Returns the stretched, multiplied weights as a new array; None if the weigher does not tell the rows apart.
+        """Returns the normalized, multiplied weights as a new array; None if the weigher does not tell the rows apart.
 
         :raises ValueError: a weight is no finite number.
         """
         found = found or self.range()
-        low, high, raw = found.low, found.high, self.raw
-        if high <= low:
-            return None
-        if found.lowest < low or found.highest > high:
-            raw = np.clip(raw, low, high)
-        if low:
-            weights = raw - low
-            weights /= high - low
-        else:
-            weights = raw / high
-        if isinstance(self.multiplier, np.ndarray) or self.multiplier != 1.0:
-            weights *= self.multiplier
-        return weights
+        return _normalized(self.raw, found, self.multiplier) if found.high > found.low else None
 
     def weight(self, found: _Range, place: int) -> float:
-        """Returns the element at ``place`` of :meth:`weights`, to the last bit, for a range in which weights count."""
-        stretched = (min(max(float(self.raw[place]), found.low), found.high) - found.low) / (found.high - found.low)
+        """Returns the element at ``place`` of :meth:`weights`, to the last bit; 0 if the weigher does not tell the rows apart."""
+        if found.high <= found.low:
+            return 0.0
         multiplier = self.multiplier[place] if isinstance(self.multiplier, np.ndarray) else self.multiplier
-        return stretched * float(multiplier)
+        return float(_normalized(float(self.raw[place]), found, multiplier))
 
     def moves(self, found: _Range, place: int, raw: float) -> bool:
         """Gives one row another raw weight; returns whether that may change the weights of other rows.
@@ -133,14 +122,11 @@ class KeptWeights:
         if any(moved):
             self._sum()
             return
-        weight = 0.0
-        for each, found in zip(self._weighings, self._ranges, strict=True):
-            if found.high > found.low:
-                weight += each.weight(found, place)
-        self._reorder(place, weight)
+        weights = [each.weight(found, place) for each, found in zip(self._weighings, self._ranges, strict=True)]
+        self._reorder(place, sum(weights, 0.0))
 
     def best(self, most: int | None) -> tuple[Rows, npt.NDArray[np.float64]]:
-        """Returns the places of the best rows, best first, and their weights; of all rows if ``most`` is None."""
+        """Returns the indexes of the best rows, best first, and their weights; of all rows if ``most`` is None."""
         if most is None:
             places = best_of(self._weights, None)
             return places, self._weights[places]
@@ -166,6 +152,18 @@ class KeptWeights:
             bisect.insort(self._order, after)
 
 
+def _normalized(raw: Any, found: _Range, multiplier: Any) -> Any:
+    """Normalizes and multiplies raw weights: an array, or one number."""
+    if found.lowest < found.low or found.highest > found.high:
+        raw = np.clip(raw, found.low, found.high)
+    if found.low:
+        raw = raw - found.low
+    weights = raw / (found.high - found.low)
+    if isinstance(multiplier, np.ndarray) or multiplier != 1.0:
+        weights *= multiplier
+    return weights
+
+
 def sum_of(weights: Sequence[npt.NDArray[np.float64] | None], size: int) -> npt.NDArray[np.float64]:
     """Returns the sum of the weights of all weighers; zeros if there are none. Changes the first array."""
     total = None
@@ -176,7 +174,7 @@ def sum_of(weights: Sequence[npt.NDArray[np.float64] | None], size: int) -> npt.
 
 
 def best_of(weights: npt.NDArray[np.float64], most: int | None) -> Rows:
-    """Returns the places of the best weights, best first, equal ones in their order; not all are sorted."""
+    """Returns the indexes of the largest weights, largest first, equal ones in their order; sorts only as many as it must."""
     count = len(weights)
     if count <= 1:
         return np.arange(count, dtype=np.intp)

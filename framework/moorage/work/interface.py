@@ -216,7 +216,6 @@ class Lease(Right):
         self.ended = False
         self.cause = ""
         self.request = request
-        self._context: RequestContext | None = None
         self.taken_at = taken_at
         self.project_id = project_id
         self.told_at = 0
@@ -224,9 +223,7 @@ class Lease(Right):
     @property
     def context(self) -> RequestContext | None:
         """The request that asked for the operation; None when no request did."""
-        if self._context is None:
-            self._context = from_text(self.request)
-        return self._context
+        return from_text(self.request)
 
     @abc.abstractmethod
     def renew(self) -> None:

@@ -16,7 +16,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
@@ -87,6 +87,8 @@ class _Form:
         self._dialect = dialect
         self._positional = compiled.positional
         self._processors: Mapping[str, Any] = compiled._bind_processors
+        #: Of columns that a row does not give.
+        self._defaults = {each.key: cast("sa.ColumnDefault", each.default).arg for each in compiled.insert_prefetch}
         self._lists = {compiled.bind_names[each]: each.key for each in compiled.post_compile_params}
         self._values = {name: self._value(name) for name in compiled.bind_names.values() if name not in self._lists}
         #: Text and values by the lengths of lists.
@@ -159,6 +161,9 @@ class _Form:
         """Reads one parameter from the given ones; one that is part of the statement is always the same."""
         bind = self._compiled.binds[name]
         process = self._processors.get(name)
+        if name in self._defaults:
+            default = self._defaults[name] if process is None else process(self._defaults[name])
+            return lambda given: default
         if not bind.required:
             constant = bind.effective_value if process is None else process(bind.effective_value)
             if bind.unique:
@@ -254,7 +259,7 @@ def _prepare(statement: Any, dialect: sa.Dialect, names: Sequence[str], many: bo
     )
     lists = compiled.post_compile_params
     unusual = (
-        compiled.insert_prefetch
+        any(each.default is None or not each.default.is_scalar for each in compiled.insert_prefetch)
         or compiled.update_prefetch
         or compiled.literal_execute_params
         or compiled.escaped_bind_names

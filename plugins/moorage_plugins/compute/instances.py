@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
+from oslo_context import context as oslo_context
 from oslo_context.context import RequestContext
 from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import Clock
 from moorage.context import acting_for
-from moorage.db import MICROSECONDS, Database, JournalEvent, execute_set, now, record
+from moorage.db import MICROSECONDS, Database, JournalEvent, execute_set, now, read_now, record
 from moorage.db.schema import JsonText
 from moorage.instances.interface import (
     Instance,
@@ -43,15 +44,11 @@ _COLUMNS = (
 )  # fmt: skip
 _GET = sa.select(*_COLUMNS).where(instances.c.uuid == sa.bindparam("of_uuid"))
 _FIND = sa.select(*_COLUMNS).where(instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True)))
-_INSERT = sa.insert(instances).values(created_at=now(), updated_at=now())
-_TIMES = (instances.c.created_at, instances.c.updated_at)
-_INSERT_RETURNING = _INSERT.returning(*_TIMES)
-_INSERT_MANY_RETURNING = _INSERT.returning(instances.c.uuid, *_TIMES)
-_GIVEN = tuple(column.name for column in _COLUMNS if column.name not in ("created_at", "updated_at"))
-_READ_TIMES = sa.select(*_TIMES).where(instances.c.uuid == sa.bindparam("of_uuid"))
-_READ_TIMES_OF = sa.select(instances.c.uuid, *_TIMES).where(
-    instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True))
+_INSERT = sa.insert(instances)
+_INSERT_RETURNING = _INSERT.values(created_at=now(), updated_at=now()).returning(
+    instances.c.created_at, instances.c.updated_at
 )
+_GIVEN = tuple(column.name for column in _COLUMNS if column.name not in ("created_at", "updated_at"))
 _RECORD = (
     instances.c.uuid, instances.c.host, instances.c.node, instances.c.flavorid,
     # Many instances have the same: it is read as text, and parsed once.
@@ -309,29 +306,22 @@ class ComputeInstances(InstanceStore, Reassignable):
 
     @override
     def insert(self, transaction: Any, instance: Instance) -> Instance:
-        values = _values(instance)
-        if self._returning:
-            times = transaction.execute(_INSERT_RETURNING, values).one()
-        else:
-            transaction.execute(_INSERT, values)
-            times = transaction.execute(_READ_TIMES, {"of_uuid": instance.uuid}).one()
-        return _inserted(transaction, instance, times)
+        if not self._returning:
+            return self.insert_many(transaction, [instance], [oslo_context.get_current()])[0]
+        times = transaction.execute(_INSERT_RETURNING, _values(instance)).one()
+        return _inserted(transaction, instance, *times)
 
     @override
     def insert_many(
         self, transaction: Any, instances: Sequence[Instance], contexts: Sequence[RequestContext | None]
     ) -> Sequence[Instance]:
-        values = [_values(each) for each in sorted(instances, key=lambda each: each.uuid)]
-        if self._returning:
-            rows = transaction.execute(_INSERT_MANY_RETURNING, values)
-        else:
-            transaction.execute(_INSERT, values)
-            rows = transaction.execute(_READ_TIMES_OF, {"of_uuids": [each.uuid for each in instances]})
-        times = {row.uuid: row for row in rows}
+        at = read_now(transaction)
+        ordered = sorted(instances, key=lambda each: each.uuid)
+        transaction.execute(_INSERT, [{**_values(each), "created_at": at, "updated_at": at} for each in ordered])
         found = []
         for each, context in zip(instances, contexts, strict=True):
             with acting_for(context):
-                found.append(_inserted(transaction, each, times[each.uuid]))
+                found.append(_inserted(transaction, each, at, at))
         return found
 
     @override
@@ -598,11 +588,11 @@ def _values(instance: Instance) -> dict[str, Any]:
     return values | {"pending": dict(instance.pending) or None}
 
 
-def _inserted(transaction: Any, instance: Instance, times: Any) -> Instance:
-    """Record that an instance was created; the instance with its timestamps."""
+def _inserted(transaction: Any, instance: Instance, created_at: int, updated_at: int) -> Instance:
+    """Records that an instance was created, and returns it with its timestamps."""
     state = {name: getattr(instance, name) for name in _SHOWN}
     _record(transaction, "create", instance.uuid, instance.fence, {**state, "destination_uuid": ""})
-    return dataclasses.replace(instance, created_at=times.created_at, updated_at=times.updated_at)
+    return dataclasses.replace(instance, created_at=created_at, updated_at=updated_at)
 
 
 def _record(transaction: Any, what: str, uuid: str, version: int, state: Mapping[str, Any]) -> None:

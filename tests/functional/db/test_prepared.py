@@ -25,6 +25,8 @@ THINGS = sa.Table(
     sa.Column("id", BigId, primary_key=True),
     sa.Column("kind", exact(20), nullable=False),
     sa.Column("data", JsonText()),
+    sa.Column("place", sa.Integer, nullable=False, default=7),
+    sa.Column("more", JsonText(), default=["seven"]),
 )
 _IDS: Any = sa.bindparam("ids", expanding=True)
 _NAMES: Any = sa.bindparam("names", expanding=True)
@@ -169,6 +171,22 @@ class PreparedCases(DatabaseCase):
                     kinds.append(type(error))
         self.assertIn(len(set(kinds)), (0, 1), kinds)
         self.assertIn(len(kinds), (0, 3))
+
+    def test_columns_that_are_not_given_get_their_defaults(self) -> None:
+        found = sa.select(THINGS.c.kind, THINGS.c.place, THINGS.c.more).order_by(THINGS.c.id)
+        one: dict[str, Any] = {"kind": "one", "data": None}
+        many = [{**one, "place": 8}, {**one, "place": 9}]
+        several = [one, {**one, "kind": "two"}]
+        expected: list[Any] = []
+        kinds: list[Any] = []
+        for _ in range(3):
+            with self.database.write() as tx:
+                kinds += [type(tx.execute(_ADD_THING, each)) for each in (one, many, several)]
+                expected += [("one", 7), ("one", 8), ("one", 9), ("one", 7), ("two", 7)]
+                self.assertEqual([(*each, ["seven"]) for each in expected], [tuple(row) for row in tx.execute(found)])
+        # Servers insert several rows by a statement of SQLAlchemy's.
+        prepared = [each is Rows for each in kinds[3:6]]
+        self.assertEqual([True] * 3 if self.kind == "sqlite" else [True, False, False], prepared)
 
     def test_a_savepoint_keeps_the_transaction_after_an_error(self) -> None:
         for place in range(3):

@@ -85,7 +85,7 @@ class CombinedCreateTests(unittest.TestCase):
     server: ClassVar[str | None] = None
     examples: ClassVar[int] = tests.cases(15)
     #: Of a batch of creates.
-    statements: ClassVar[int] = 10
+    statements: ClassVar[int] = 11
     database: ClassVar[Database]
 
     @classmethod
@@ -218,8 +218,7 @@ class CombinedCreateTests(unittest.TestCase):
             self.addCleanup(event.remove, sa.Engine, name, listener)
         self.store._together(members[3:])
         written = [each for each in seen if not each.startswith(("BEGIN", "SET"))]
-        # Consumers, limits, locks (servers), turns, takes, allocations, floor, fences, operations, instances, their times
-        # (MariaDB), events.
+        # Consumers, limits, locks (servers), turns, takes, allocations, floor, fences, operations, the time, instances, events.
         self.assertEqual((self.statements, 1), (len(written), len(commits)), written)
         self.assertEqual([], [each for each in members if each.outcome is None])
 
@@ -274,7 +273,7 @@ class CombinedCreateTests(unittest.TestCase):
 
 class PostgresqlCombinedCreateTests(CombinedCreateTests):
     server = "postgresql"
-    statements = 11
+    statements = 12
     examples = tests.cases(6)
 
 

@@ -340,6 +340,10 @@ class Enrolment(FleetWriter):
     def _lacking_of(self, uuids: Iterable[str]) -> Iterator[str]:
         """Yields the uuids for which no provider exists."""
         wanted = sorted(uuids)
+        if len(wanted) > _PAGE and isinstance(self._store, ChangeSource):
+            # The uuids of all providers are read sooner than what many of them have.
+            yield from sorted(set(wanted) - self._store.provider_uuids())
+            return
         for first in range(0, len(wanted), _PAGE):
             page = wanted[first : first + _PAGE]
             known = {usage.provider.uuid for usage in self._store.usages(providers=page)}

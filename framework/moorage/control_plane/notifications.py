@@ -4,57 +4,77 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from oslo_log import log as logging
 
 from moorage import errors, threads
 from moorage.control_plane.periodic_loop import PeriodicLoop
 from moorage.control_plane.process import Platform
+from moorage.instances.agent_messages import AgentMessages
 from moorage.scheduling.instance_tracker import record_to_json
-from moorage.scheduling.interface import InstanceRecord
 from moorage.scheduling.reporter import AGENTS
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
+from moorage.scheduling.scheduler import Selection
 
-__all__ = ["ClaimNotices", "ask_agent", "ask_agents", "ask_to_sync", "tell_schedulers"]
+__all__ = ["PlacementNotices", "ask_agent", "ask_agents", "ask_to_sync", "tell_schedulers"]
 
 LOG = logging.getLogger(__name__)
-#: Seconds that a claim waits for others that are sent in the same message.
+#: Seconds that a placement waits for others that are told in the same messages.
 _TOGETHER = 0.005
 #: Claims in one message at most.
 _AT_ONCE = 500
+#: Placements that wait to be told at most. While an agent hangs, messages to the others wait; those that are dropped find their
+#: operations by themselves.
+_MOST = 10_000
 
 
-class ClaimNotices:
-    """Sends the claims of this scheduler to the other schedulers, so that they do not try to claim the same resources.
+class PlacementNotices:
+    """Tells agents what to build, and the other schedulers which resources are claimed, after instances were placed.
 
-    One message has the claims of five milliseconds, and 500 at most. It may be lost: the condition of a claim decides.
+    A thread sends the messages, so no client waits for them. One message has what was placed within five milliseconds. It may be
+    lost: the agent sweeps for its operations, and the condition of a claim decides.
+
+    :param to_schedulers: whether other schedulers are told.
     """
 
-    def __init__(self, platform: Platform) -> None:
+    def __init__(self, platform: Platform, agents: AgentMessages, *, to_schedulers: bool) -> None:
         self._platform = platform
-        self._waiting: collections.deque[InstanceRecord] = collections.deque()
+        self._agents = agents
+        self._to_schedulers = to_schedulers
+        self._waiting: collections.deque[Selection] = collections.deque(maxlen=_MOST)
         self._wake = threads.event()
-        self._loop = PeriodicLoop(platform, "notices of claims", self._send, None, wake=self._wake, gather=_TOGETHER)
+        self._loop = PeriodicLoop(
+            platform, "notices of placements", self._send, None, wake=self._wake, gather=_TOGETHER
+        )
 
-    def add(self, records: Iterable[InstanceRecord]) -> None:
-        """Queues instances that were just claimed, and returns at once."""
-        self._waiting.extend(records)
+    def add(self, placed: Iterable[Selection]) -> None:
+        """Queues what was just placed, and returns at once."""
+        self._waiting.extend(placed)
         self._wake.set()
 
     def stop(self) -> None:
-        """Sends the queued claims and ends the thread."""
+        """Sends what is queued and ends the thread."""
         self._loop.stop()
         self._send()
 
     def _send(self) -> None:
         while self._waiting:
-            claimed = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
-            args = {"instances": [record_to_json(each) for each in claimed]}
-            try:
-                self._platform.sender.fanout(SCHEDULERS, "claimed_instances", args, to_others=True)
-            except (errors.TransportError, errors.MessageTooLarge) as error:
-                LOG.debug("Other schedulers were not told of %d claims: %s", len(claimed), error)
+            placed = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
+            builds = collections.defaultdict(list)
+            for each in placed:
+                builds[each.record.host].append((each.record.uuid, each.token, each.shown))
+            self._agents.build_many(builds)
+            claimed = [record_to_json(each.record) for each in placed if not each.repeated]
+            if claimed and self._to_schedulers:
+                self._tell_schedulers(claimed)
+
+    def _tell_schedulers(self, claimed: Sequence[Mapping[str, Any]]) -> None:
+        try:
+            self._platform.sender.fanout(SCHEDULERS, "claimed_instances", {"instances": claimed}, to_others=True)
+        except (errors.TransportError, errors.MessageTooLarge) as error:
+            LOG.debug("Other schedulers were not told of %d claims: %s", len(claimed), error)
 
 
 def ask_agent(platform: Platform) -> Callable[[str, str], None]:

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import collections
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from oslo_config import cfg
@@ -14,7 +13,7 @@ from oslo_log import log as logging
 from moorage import randomness, threads
 from moorage.control_plane.cleanup_endpoints import CleanupEndpoint
 from moorage.control_plane.factories import open_instances, open_store, open_workers
-from moorage.control_plane.notifications import ClaimNotices, ask_agent, ask_agents
+from moorage.control_plane.notifications import PlacementNotices, ask_agent, ask_agents
 from moorage.control_plane.observing import of_decision
 from moorage.control_plane.periodic_loop import Look, PeriodicLoop, SharedLook, run_logged
 from moorage.control_plane.process import Platform, without_collection
@@ -45,7 +44,7 @@ from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
 from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.rpc import SchedulerEndpoint
-from moorage.scheduling.scheduler import Scheduler, Selection
+from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.shared_placements import SharedPlacements
 from moorage.scheduling.view_repair import UntrackedHosts, ViewReconciler
@@ -115,16 +114,8 @@ class SchedulerRole:
         )
 
         messages = AgentMessages(cast, availability.lacking, platform.clock)
-        notices = self._notices = ClaimNotices(platform)
-
-        def placed(selections: Sequence[Selection]) -> None:
-            builds = collections.defaultdict(list)
-            for each in selections:
-                builds[each.record.host].append((each.record.uuid, each.token, each.shown))
-            messages.build_many(builds)
-            if section.track_instance_changes:
-                notices.add(each.record for each in selections if not each.repeated)
-
+        self._notices = PlacementNotices(platform, messages, to_schedulers=section.track_instance_changes)
+        placed = self._notices.add
         placements = SharedPlacements(self._scheduler, placed, store.claims_together, store.lanes)
         endpoint = SchedulerEndpoint(self._scheduler, tracker, placements, enabled=section.track_instance_changes)
         workers = open_workers(platform, conf)

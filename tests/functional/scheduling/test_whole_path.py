@@ -35,7 +35,7 @@ QUIET: dict[str, Any] = {
     "scheduling__scheduler_instance_sync_interval": 3600,
 }
 #: Threads that work on requests.
-REQUESTS = ("http", "select", "rpc-", "compute-", "notices of claims")
+REQUESTS = ("http", "select", "rpc-", "compute-", "notices of placements")
 #: Comparisons of views run beside requests, in the same threads: the least of so many runs is without.
 RUNS = 5
 #: Seconds between two times of work whose statements may be built for each time.

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents and other schedulers are told of placements by a thread that no client waits for."""
+
+from __future__ import annotations
+
+import threading
+import types
+import unittest
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moorage import errors
+from moorage.clock import SystemClock
+from moorage.control_plane import notifications
+from moorage.control_plane.notifications import PlacementNotices
+from moorage.scheduling.interface import InstanceRecord
+from moorage.scheduling.scheduler import Selection
+from tests.servers import wait_until
+
+
+def selection(number: int, host: str, *, repeated: bool = False) -> Selection:
+    record = InstanceRecord(f"i{number}", host, f"node-of-{host}", "f", {"VCPU": 1}, "p")
+    return Selection(record, "", repeated, 1, shown={"name": str(number)}, token=number)
+
+
+class Agents:
+    """Notes what agents are told. The thread that tells the agent ``hung`` waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Sequence[Any]]] = []
+        self.goes_on = threading.Event()
+
+    def build_many(self, builds: Mapping[str, Sequence[Any]]) -> None:
+        for host, several in builds.items():
+            if host == "hung":
+                self.goes_on.wait()
+            self.told.append((host, several))
+
+
+class PlacementNoticesTests(unittest.TestCase):
+    def setUp(self) -> None:
+        self.agents = Agents()
+        self.addCleanup(self.agents.goes_on.set)
+        self.claims: list[Any] = []
+        self.failure: Exception | None = None
+
+    def notices(self, *, to_schedulers: bool = True) -> PlacementNotices:
+        platform: Any = types.SimpleNamespace(clock=SystemClock(), sender=types.SimpleNamespace(fanout=self.fanout))
+        agents: Any = self.agents
+        found = PlacementNotices(platform, agents, to_schedulers=to_schedulers)
+        self.addCleanup(found.stop)
+        self.addCleanup(self.agents.goes_on.set)
+        return found
+
+    def fanout(self, topic: str, method: str, args: Mapping[str, Any], *, to_others: bool) -> None:
+        self.assertEqual(("scheduler", "claimed_instances", True), (topic, method, to_others))
+        self.claims += [each["uuid"] for each in args["instances"]]
+        if self.failure is not None:
+            raise self.failure
+
+    def test_what_is_placed_at_once_is_told_in_one_message_to_each_agent(self) -> None:
+        notices = self.notices()
+        notices.add([selection(1, "a"), selection(2, "b"), selection(3, "a", repeated=True)])
+        wait_until(lambda: self.claims, "schedulers are told")
+        self.assertEqual(
+            [("a", [("i1", 1, {"name": "1"}), ("i3", 3, {"name": "3"})]), ("b", [("i2", 2, {"name": "2"})])],
+            self.agents.told,
+        )
+        self.assertEqual(["i1", "i2"], self.claims)
+
+    def test_nobody_waits_for_an_agent_that_hangs(self) -> None:
+        notices = self.notices()
+        notices.add([selection(1, "hung")])
+        for number in range(2, 5):
+            notices.add([selection(number, "a")])
+        self.assertEqual([], [host for host, _ in self.agents.told if host == "hung"])
+        self.agents.goes_on.set()
+        wait_until(lambda: len(self.claims) == 4, "all are told")
+        self.assertEqual({"hung", "a"}, {host for host, _ in self.agents.told})
+
+    def test_a_scheduler_that_ends_sends_what_is_queued(self) -> None:
+        notices = self.notices()
+        notices.add([selection(1, "a")])
+        notices.stop()
+        self.assertEqual(["a"], [host for host, _ in self.agents.told])
+
+    def test_a_queue_that_is_full_drops_the_oldest(self) -> None:
+        notices = self.notices()
+        notices.add([selection(0, "hung")])
+        wait_until(lambda: not notices._waiting, "the first one is being told")
+        notices.add([selection(number, "a") for number in range(1, notifications._MOST + 11)])
+        self.agents.goes_on.set()
+        notices.stop()
+        told = [uuid for host, several in self.agents.told if host == "a" for uuid, *_ in several]
+        self.assertEqual([f"i{number}" for number in range(11, notifications._MOST + 11)], told)
+
+    def test_agents_are_told_although_schedulers_are_not(self) -> None:
+        self.notices(to_schedulers=False).add([selection(1, "a")])
+        wait_until(lambda: self.agents.told, "the agent is told")
+        self.failure = errors.TransportError("away")
+        notices = self.notices()
+        for number in (2, 3):
+            notices.add([selection(number, "a")])
+            wait_until(lambda number=number: len(self.agents.told) == number, "the agent is told")  # type: ignore[misc]
+        wait_until(lambda: len(self.claims) == 2, "schedulers were tried")
+        self.assertEqual(["i2", "i3"], self.claims)

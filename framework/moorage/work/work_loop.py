@@ -58,8 +58,10 @@ _PAGE = 500
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 300.0
 #: How often a result that cannot be written is replaced by another one.
 _REPLACEMENTS = 2
-#: Seconds between two transactions of the finishing thread while there is more to do than they write.
-_INTERVAL = 0.01
+#: Seconds between two transactions of the finishing thread of a busy loop.
+_INTERVAL = 0.02
+#: Jobs that end within a second in a busy loop.
+_MANY = 20
 #: Operations that are taken ahead where few ended lately.
 _FEW_AHEAD = 16
 #: Calls that may hang before nothing more is taken.
@@ -594,26 +596,24 @@ class WorkLoop(Generic[R]):
     def _gather(self) -> tuple[list[Any], bool]:
         """What waits for the finishing thread, at least one item; False ends the loop.
 
-        While there are other jobs, transactions follow each other after :data:`_INTERVAL` seconds, and a transaction writes all
-        that has come meanwhile. A job that has no company does not wait.
+        In a busy loop transactions follow each other after :data:`_INTERVAL` seconds, and a transaction writes all that has come
+        meanwhile.
         """
         found, running = _drain(self._done, lambda: self._batch)
-        while running and len(found) < self._batch and self._has_company(found):
-            left = self._wrote_at + _INTERVAL - self._clock.monotonic()
-            if left <= 0:
-                break
-            with contextlib.suppress(threads.Empty):
-                item = self._done.get(timeout=left)
-                running = item is not None
-                found += [item] if running else []
+        left = self._wrote_at + _INTERVAL - self._clock.monotonic()
+        if running and left > 0 and len(found) < self._batch and self._is_busy(found):
+            self._clock.wait(self._stopping, left)
+            running = _drain_more(self._done, found, self._batch)
         return found, running
 
-    def _has_company(self, found: Sequence[Any]) -> bool:
-        """Whether all of this is to be written, and there are other jobs."""
+    def _is_busy(self, found: Sequence[Any]) -> bool:
+        """Whether all of this is to be written, and there are other jobs, or many have ended lately."""
         number = sum(1 if isinstance(each, tuple) else len(each.told) for each in found if not callable(each))
         with self._changed:
-            others = self._held > number and not self._stopping.is_set()
-        return others and not any(callable(each) for each in found)
+            self._count_ended(0)
+            many = max(self._ended, self._ended_before) >= _MANY
+            busy = (many or self._held > number) and not self._stopping.is_set()
+        return busy and not any(callable(each) for each in found)
 
     def _finish_batch(self, batch: Sequence[Finished[R]], new: Sequence[_Beginning] = ()) -> None:
         """Writes results in as few transactions as their jobs allow, then tells about those that were written.
@@ -797,15 +797,21 @@ def _drain(source: threads.Queue[Any], limit: Callable[[], int]) -> tuple[list[A
 
     :param limit: how many items are returned at most; asked when the first one is there.
     """
-    found: list[Any] = []
     item = source.get()
-    most = limit()
-    while item is not None:
-        found.append(item)
-        if len(found) == most:
-            return found, True
+    if item is None:
+        return [], False
+    found = [item]
+    return found, _drain_more(source, found, limit())
+
+
+def _drain_more(source: threads.Queue[Any], found: list[Any], most: int) -> bool:
+    """Adds the items of the queue until there are ``most``, and waits for none. False ends the loop: None was in the queue."""
+    while len(found) < most:
         try:
             item = source.get_nowait()
         except threads.Empty:
-            return found, True
-    return found, False
+            break
+        if item is None:
+            return False
+        found.append(item)
+    return True

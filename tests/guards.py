@@ -22,7 +22,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BooleanClauseList, Grouping
 
-from moorage.work.operations import Transfer
+from moorage.work.operation_statements import Transfer
 from tests.simulation.planting import everywhere
 
 __all__ = ["Guard", "guards_of", "quick_tests", "survivors", "transfer", "weaker"]

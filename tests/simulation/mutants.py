@@ -38,6 +38,7 @@ from moorage.services.liveness import LivenessObserver
 from moorage.services.registry import ServiceRegistry
 from moorage.sharding import plans
 from moorage.work import fences as work_fences
+from moorage.work import operation_statements
 from moorage.work import operations as workers
 from moorage_plugins.compute import agent, cleanup, instances, resize_confirmation, self_fence, unknown_workloads
 from moorage_plugins.compute import operations as compute_operations
@@ -291,16 +292,16 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "take what a live owner has",
         _P,
-        drop(workers, "_TAKE", "expires_at"),
+        drop(operation_statements, "TAKE", "expires_at"),
         "agents take what is addressed to them only, and the token stops the earlier owner",
     ),
     Mutant(
         "give back without the token",
         _P,
-        drop(workers, "_RELEASE", "token"),
+        drop(operation_statements, "RELEASE", "token"),
         "the operation is done twice then, and each try has its token",
     ),
-    Mutant("renew without the token", _P, drop(workers, "_RENEW", "token"), _OTHER),
+    Mutant("renew without the token", _P, drop(operation_statements, "RENEW", "token"), _OTHER),
     Mutant(
         "no renewals",
         _P,
@@ -596,7 +597,7 @@ MUTANTS: Sequence[Mutant] = (
         _K,
         both(
             drop(orphans, "_END", "token"),
-            drop(workers, "_FINISH", "token"),
+            drop(operation_statements, "FINISH", "token"),
             unguarded("WRITE", "REMOVE"),
         ),
     ),
@@ -671,13 +672,15 @@ MUTANTS: Sequence[Mutant] = (
     ),
     Mutant("moves and journal in several transactions", _S, planting.no_transactions),
     # Operations alone.
-    Mutant("finish without the token (leases)", _L, drop(workers, "_FINISH", "token")),
+    Mutant("finish without the token (leases)", _L, drop(operation_statements, "FINISH", "token")),
     Mutant(
         "finish that finds no row passes (leases)",
         _L,
         put(workers.SqlOperationStore, "end", planting.end_without_looking),
     ),
-    Mutant("what ends together ends without the token (leases)", _L, drop(workers, "_FINISH_MANY", "token")),
+    Mutant(
+        "what ends together ends without the token (leases)", _L, drop(operation_statements, "FINISH_MANY", "token")
+    ),
     Mutant(
         "what ends together does not count its rows (leases)",
         _L,
@@ -687,19 +690,22 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "the token of a creation is given again",
         _L,
-        both(drop(workers, "_BEGIN_RETURNING", "attempts"), drop(workers, "_LOCK_NEW", "attempts")),
+        both(
+            drop(operation_statements, "BEGIN_RETURNING", "attempts"),
+            drop(operation_statements, "LOCK_NEW", "attempts"),
+        ),
     ),
     Mutant(
         "a message begins whatever operation is new",
         _L,
-        both(drop(workers, "_BEGIN_RETURNING", "token"), drop(workers, "_LOCK_NEW", "token")),
+        both(drop(operation_statements, "BEGIN_RETURNING", "token"), drop(operation_statements, "LOCK_NEW", "token")),
         "the owner gets the token of that operation; the token of the message pins which resources were not written with it",
     ),
     Mutant(
         "the token of a creation is given again, finish and write without token",
         _P,
         both(
-            drop(workers, "_BEGIN_RETURNING", "attempts"),
+            drop(operation_statements, "BEGIN_RETURNING", "attempts"),
             planting.finish_without_token,
             unguarded("WRITE", "REMOVE"),
         ),
@@ -715,11 +721,11 @@ MUTANTS: Sequence[Mutant] = (
         wrap(Scheduler, "_confirm_repeated", planting.confirmed_found),
     ),
     Mutant("what a later try has confirmed is given back", _B, put(placing, "_NEW", Expect.ANYTHING)),
-    Mutant("a doubled message begins a build twice", _B, drop(workers, "_BEGIN_RETURNING", "attempts")),
+    Mutant("a doubled message begins a build twice", _B, drop(operation_statements, "BEGIN_RETURNING", "attempts")),
     Mutant(
         "take what a live owner has, finish without the token",
         _L,
-        both(drop(workers, "_TAKE", "expires_at"), drop(workers, "_FINISH", "token")),
+        both(drop(operation_statements, "TAKE", "expires_at"), drop(operation_statements, "FINISH", "token")),
     ),
     Mutant(
         "orphans end without the token (leases)",

@@ -24,7 +24,7 @@ from moorage.services.tables import automatic_fences as fence_slots
 from moorage.services.tables import services
 from moorage.sharding import moving
 from moorage.sharding.tables import shard_moves
-from moorage.work import fences, lease
+from moorage.work import fences, lease, operation_statements
 from moorage.work import operations as workers
 from moorage.work.interface import Phase
 from moorage.work.tables import fences as fence_rows
@@ -71,8 +71,8 @@ def drop(module: Any, name: str, fragment: str) -> Callable[[], None]:
 
     def plant() -> None:
         old = getattr(module, name)
-        if isinstance(old, workers.Transfer):
-            new: Any = workers.Transfer(without(old.plain, fragment))
+        if isinstance(old, operation_statements.Transfer):
+            new: Any = operation_statements.Transfer(without(old.plain, fragment))
         else:
             new = without(old, fragment)
         everywhere(old, new)
@@ -387,7 +387,7 @@ def search(kind: str, fragment: str) -> Callable[[], None]:
     def plant() -> None:
         for of, search in list(orphans._SEARCHES.items()):
             if of.__name__ == kind:
-                take = workers.Transfer(without(search.take.plain, fragment))
+                take = operation_statements.Transfer(without(search.take.plain, fragment))
                 orphans._SEARCHES[of] = search._replace(take=take)  # type: ignore[index]
 
     return plant
@@ -416,8 +416,8 @@ def unfenced_volumes() -> None:
 
 def finish_without_token() -> None:
     """End operations whoever has them, one by one and together."""
-    for name in ("_FINISH", "_FINISH_MANY"):
-        drop(workers, name, "token")()
+    for name in ("FINISH", "FINISH_MANY"):
+        drop(operation_statements, name, "token")()
 
 
 def finish_without_looking() -> None:
@@ -429,7 +429,7 @@ def finish_without_looking() -> None:
 def end_many_without_looking(self: Any, tx: Any, leases: Any) -> None:
     """End several operations, whether or not all of their rows were there."""
     for key, _ in workers.same_token(leases):
-        tx.execute(workers._FINISH_MANY, key)
+        tx.execute(operation_statements.FINISH_MANY, key)
 
 
 def written_by_fence(self: Any, job: Any, result: Any) -> bool:
@@ -442,7 +442,7 @@ def written_by_fence(self: Any, job: Any, result: Any) -> bool:
 
 def end_without_looking(self: Any, tx: Any, held: Any) -> None:
     """End an operation whether or not its row was there."""
-    tx.execute(workers._FINISH, workers._key(held))
+    tx.execute(operation_statements.FINISH, workers._key(held))
 
 
 def always_forced(create: Any) -> Any:
@@ -617,7 +617,7 @@ def early_look() -> None:
 
     def looked_up(self: Any, tx: Any, kind: str, resource: str, *arguments: Any, **options: Any) -> Any:
         if not options.get("force"):
-            row = tx.execute(workers._GET, {"of_type": kind, "of_resource": resource}).first()
+            row = tx.execute(operation_statements.GET, {"of_type": kind, "of_resource": resource}).first()
             if row is not None:
                 raise errors.Conflict("There is an operation.")
         return create(self, tx, kind, resource, *arguments, **{**options, "force": True})
@@ -631,10 +631,10 @@ def late_fence() -> None:
     def transfer(self: Any, tx: Any, statement: Any, key: Any, identity: Any, locked: Any = ()) -> Any:
         of_many = {"of_type": key["of_type"], "of_resources": key["of_resources"]}
         mine = {"to_owner": identity.uuid, "to_epoch": identity.epoch}
-        taking = statement.plain.values(token=workers._RAISED + 1)
+        taking = statement.plain.values(token=operation_statements._RAISED + 1)
         changed = tx.execute(taking, {**key, **mine, "lease_micros": self._lease_micros}).rowcount
         tx.execute(fences.RAISE_MANY, of_many)
-        return tx.execute(workers._TAKEN, {**of_many, **mine}).all() if changed else ()
+        return tx.execute(operation_statements.TAKEN, {**of_many, **mine}).all() if changed else ()
 
     workers.SqlOperationStore.transfer = transfer  # type: ignore[method-assign]
 

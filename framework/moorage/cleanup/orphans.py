@@ -30,16 +30,8 @@ from moorage.db import MICROSECONDS, Database, JournalEvent, now, record
 from moorage.services.interface import ServiceIdentity
 from moorage.work import lease
 from moorage.work.interface import Phase
-from moorage.work.operations import (
-    OF_MANY,
-    TAKEN_COLUMNS,
-    TRANSFER,
-    OperationLease,
-    SqlOperationStore,
-    Transfer,
-    fenced,
-    same_token,
-)
+from moorage.work.operation_statements import OF_MANY, TAKEN_COLUMNS, TRANSFER, Transfer
+from moorage.work.operations import OperationLease, SqlOperationStore, fenced, same_token
 from moorage.work.tables import fences, workers
 
 __all__ = ["LAST", "Claimed", "CleanLease", "OrphanStore", "OrphansOfService", "refused"]

@@ -17,7 +17,8 @@ from moorage.db import MICROSECONDS, Database, JournalEvent, now, read_now, reco
 from moorage.services.interface import Service
 from moorage.services.tables import services
 from moorage.work.interface import Operation, Phase
-from moorage.work.operations import COLUMNS, SqlOperationStore, operation_of
+from moorage.work.operation_statements import COLUMNS
+from moorage.work.operations import SqlOperationStore, operation_of
 from moorage.work.tables import workers
 
 __all__ = ["Forecast", "OperationViews"]

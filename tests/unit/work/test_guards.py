@@ -6,7 +6,7 @@ from __future__ import annotations
 import unittest
 
 import tests
-from moorage.work import fences, operations
+from moorage.work import fences, operation_statements
 from tests import guards
 from tests.unit.work import test_fences, test_operations
 
@@ -32,10 +32,10 @@ class GuardTests(unittest.TestCase):
     CASES = (test_operations.SqliteWorkerTests, test_fences.SqliteFenceTests)
 
     def test_every_condition_on_worker_rows_is_missed_by_a_test(self) -> None:
-        # MariaDB alone runs _TAKEN, _LOCK_NEW and _BEGIN; RAISE_MANY is a statement on fences; _HELD may read more rows than it is
+        # MariaDB alone runs TAKEN, LOCK_NEW and BEGIN; HELD may read more rows than it is
         # asked for.
-        of_mariadb = ("_TAKEN", "_LOCK_NEW", "_BEGIN:")
-        found = guards.guards_of(operations, skipped=("RAISE_MANY", *of_mariadb, "_HELD: workers.resource_id"))
+        of_mariadb = ("TAKEN:", "LOCK_NEW", "BEGIN:")
+        found = guards.guards_of(operation_statements, skipped=(*of_mariadb, "HELD: workers.resource_id"))
         self.assertEqual([], guards.survivors(found, lambda: guards.quick_tests(LAWS, *self.CASES)))
 
     def test_every_condition_on_fences_is_missed_by_a_test(self) -> None:

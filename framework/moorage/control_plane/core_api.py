@@ -12,9 +12,10 @@ from dataclasses import replace
 from oslo_log import log as logging
 from typing_extensions import override
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.control_plane.idempotency import IdempotencyKeys, KeptAnswer
 from moorage.control_plane.interface import ApiTools
+from moorage.db import MICROSECONDS
 from moorage.http.application import Application
 from moorage.http.dialect import Dialect
 from moorage.http.openapi import document
@@ -80,9 +81,10 @@ class CoreApplication(Application):
         if self._keys is None:
             raise errors.InvalidInput("Idempotency-Key is not supported here.", path="Idempotency-Key")
         caller = (request.context.project_id or "", request.context.user_id or "")
-        begun = self._keys.begin(
-            key, caller, f"{route.method} {route.path}", [request.path_params, request.query, request.body]
-        )
+        asked = [request.path_params, request.query, request.body]
+        # It becomes the uuid of what is made. The rows of a busy moment shall lie beside each other.
+        operation = randomness.new_ordered_uuid(request.received_at / MICROSECONDS)
+        begun = self._keys.begin(key, caller, f"{route.method} {route.path}", asked, operation)
         if isinstance(begun, KeptAnswer):
             return Response(begun.status, begun.body, begun.headers)
         try:

@@ -91,11 +91,12 @@ class IdempotencyKeys:
         self._database = database
         self._busy = int(busy_seconds * MICROSECONDS)
 
-    def begin(self, key: str, caller: tuple[str, str], route: str, request: Any) -> Begun | KeptAnswer:
+    def begin(self, key: str, caller: tuple[str, str], route: str, request: Any, operation: str) -> Begun | KeptAnswer:
         """Claim the key, or return the answer that it has.
 
         :param caller: project and user.
         :param request: JSON data: everything that tells this request from another one of the route.
+        :param operation: a new UUID, which names the work if no earlier request has begun it.
         :raises InvalidInput: the key is empty, longer than 255 characters or not printable ASCII.
         :raises Conflict: the key belongs to another request, or its first request is still in progress.
         """
@@ -104,7 +105,7 @@ class IdempotencyKeys:
                 "Idempotency-Key must have 1 to 255 printable ASCII characters without blanks.", path="Idempotency-Key"
             )
         scope = _digest([*caller, route, key])
-        begun = Begun(scope, randomness.new_uuid(), randomness.new_uuid())
+        begun = Begun(scope, randomness.new_uuid(), operation)
         fingerprint = _digest(request)
         for _ in range(_LOOKS):
             if self._insert(begun, fingerprint):

@@ -182,9 +182,15 @@ def raise_fences(tx: sa.Connection, resource_type: str, resource_ids: Sequence[s
     :raises Duplicate: another transaction has just inserted one of the fences.
     """
     wanted = sorted(resource_ids)
-    tx.execute(RAISE_MANY, {"of_type": resource_type, "of_resources": wanted})
+    raised = tx.execute(RAISE_MANY, {"of_type": resource_type, "of_resources": wanted}).rowcount
     tokens = last_tokens(tx, resource_type, [FLOOR, *wanted])
     first = tokens.pop(FLOOR, 0) + 1
+    if len(tokens) != raised:
+        # The raise has not seen these fences, so their tokens are those of earlier operations.
+        raise Duplicate(
+            f"Another transaction has just inserted the fences of {len(tokens) - raised} of {len(wanted)} resources of type "
+            f"{resource_type}; try again."
+        )
     low = [each for each, token in tokens.items() if token < first]
     if low:
         tx.execute(_START_ABOVE, {"of_type": resource_type, "of_resources": sorted(low), "to_token": first})

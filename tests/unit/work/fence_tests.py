@@ -17,6 +17,7 @@ from moorage import errors
 from moorage.clock import SystemClock
 from moorage.db import Database, Duplicate
 from moorage.testing.clock import ManualClock
+from moorage.work import fences as fences_module
 from moorage.work.fences import FLOOR, PAUSE, FencePurge, _purge, last_tokens, lift_above_floor, raise_fences
 from moorage.work.operations import NewOperation, OperationLease, SqlOperationStore
 from moorage.work.tables import fences, workers
@@ -31,8 +32,6 @@ from tests.unit.work.operation_tests import (
 
 #: Seconds for which threads create, take, finish and purge at the same time.
 RACE = 4.0
-#: Seconds within which an operation that nobody holds can be taken.
-TAKES = 10.0
 IDS = ("one", "two", "three")
 
 
@@ -42,6 +41,10 @@ def purge(database: Database, days: float = 0, batch: int = 2) -> int:
     while walk.step(days):
         steps += 1
     return steps
+
+
+def _new(uuid: str) -> NewOperation:
+    return NewOperation(uuid, "here", "", None)
 
 
 class Race:
@@ -90,7 +93,7 @@ class Race:
         def begin(tx: sa.Connection) -> int:
             if last % 2:
                 return store.create(tx, TYPE, uuid, "build", "building", target_host="here")
-            tokens = store.create_many(tx, TYPE, "build", "building", [NewOperation(uuid, "here", "", None)])
+            tokens = store.create_many(tx, TYPE, "build", "building", [_new(uuid)])
             if tokens is None:
                 raise errors.Conflict("An operation is in progress.")
             return tokens[uuid]
@@ -115,14 +118,12 @@ class Race:
             raise AssertionError(f"{uuid} was written with the old token {last}")
 
     def take(self, database: Database, store: SqlOperationStore, uuid: str, who: str) -> OperationLease:
-        """Takes the operation of a resource. A take may miss a row that changes meanwhile; no fence may be gone."""
-        until = time.monotonic() + TAKES
-        while (held := store.take(TYPE, uuid, identity(who))) is None:
-            if time.monotonic() > until:
-                with database.read() as tx:
-                    rows = [tx.execute(sa.select(table)).all() for table in (workers, fences)]
-                raise AssertionError(f"nobody can take {uuid}: its fence is gone; {rows}")
-            time.sleep(0.01)
+        """Takes the operation of a resource, which nobody else takes."""
+        held = store.take(TYPE, uuid, identity(who))
+        if held is None:
+            with database.read() as tx:
+                rows = [tx.execute(sa.select(table)).all() for table in (workers, fences)]
+            raise AssertionError(f"nobody can take {uuid}: its fence is gone; {rows}")
         return held
 
 
@@ -208,6 +209,29 @@ class FenceTests(WorkerCase):
             raised = {"low": 6, "high": 10, "new": 6}
             self.assertEqual(raised, raise_fences(tx, TYPE, ["new", "low", "high"]))
             self.assertEqual({**kept, **{(TYPE, uuid): token for uuid, token in raised.items()}}, rows(tx))
+
+    def test_a_fence_that_is_inserted_after_the_raise_of_a_set_is_not_its_own(self) -> None:
+        if self.database.dialect == "sqlite":
+            self.skipTest("one transaction writes at a time")
+        another, lived = self.open_database(), list[int]()
+        store = SqlOperationStore(another, lease_seconds=MINUTE)
+
+        def read(tx: sa.Connection, *of: Any) -> dict[str, int]:
+            if not lived:
+                another.run(lambda tx: store.create(tx, TYPE, "one", "build", "building", target_host="here"))
+                held = store.take(TYPE, "one", identity())
+                assert held is not None
+                held.finish_with(lambda tx: None)
+                lived.append(held.token)
+            return last_tokens(tx, *of)
+
+        with mock.patch.object(fences_module, "last_tokens", read), self.assertRaisesRegex(Duplicate, "inserted"):
+            self.database.run(
+                lambda tx: self.store.create_many(tx, TYPE, "build", "building", [_new("one"), _new("two")])
+            )
+        self.assertEqual({"one": lived[0]}, self.tokens())
+        self.database.run(lambda tx: self.store.create_many(tx, TYPE, "build", "building", [_new("one"), _new("two")]))
+        self.assertEqual({"one": lived[0] + 1, "two": 1}, self.tokens())
 
     def test_a_floor_never_falls(self) -> None:
         for _ in range(3):

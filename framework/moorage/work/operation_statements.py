@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines the statements on worker rows, built once. Their conditions are the guards of :mod:`moorage.work.lease`.
+"""Defines the statements on worker rows, each built once.
 
-Each statement is one conditional write or one read of :class:`moorage.work.operations.SqlOperationStore`, by the same name.
+:class:`moorage.work.operations.SqlOperationStore` and cleanup execute them. The conditions of the writes are the guards of
+:mod:`moorage.work.lease`: a write whose condition does not hold changes nothing.
 """
 
 from __future__ import annotations
@@ -134,7 +135,10 @@ _CREATED: Mapping[str, Any] = {
 
 @functools.cache
 def create(only_if: sa.ColumnElement[bool] | None) -> sa.Insert:
-    """Insert an operation, where the resource has none, the token is above the floor and the condition holds; built once."""
+    """Inserts an operation if the resource has none, the token is above the floor and the condition holds.
+
+    Returns the same statement for the same condition.
+    """
     present = workers.alias("present")
     same = sa.and_(
         present.c.resource_type == sa.bindparam("of_type"), present.c.resource_id == sa.bindparam("of_resource")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -311,8 +311,8 @@ class Enrolment(FleetWriter):
         """Gives a provider without inventories to each node that has none; returns how many nodes lacked one.
 
         Compares the nodes that were written since the last reconciliation, where the store is a :class:`ChangeSource`. Compares
-        all nodes at the first call and each 60th call, after a call that made a provider, and when the numbers of nodes and
-        providers have not changed by the same amount.
+        all nodes at the first call and each 60th call, after a call that made a provider, when more than 1,000 nodes were written,
+        and when the numbers of nodes and providers have not changed by the same amount.
 
         A provider is made in the transaction that writes its node's row, so a node that is removed at the same time leaves no
         provider behind.
@@ -320,8 +320,15 @@ class Enrolment(FleetWriter):
         before, self._compared = self._compared, None
         found = self._rows(self._store, before) if isinstance(self._store, ChangeSource) else None
         self._until_all -= 1
-        if before is not None and found is not None and before.explains(found) and self._until_all > 0:
-            lacking = self._lacking_of(found.nodes.versions)
+        lacking: Iterable[str]
+        if (
+            self._until_all > 0
+            and before is not None
+            and found is not None
+            and before.explains(found)
+            and len(found.nodes.versions) <= _PAGE
+        ):
+            lacking = self._lacking_of(found.nodes.versions.keys())
         else:
             self._until_all = _COMPARE_EVERY
             lacking = (node.uuid for node in self.nodes_without_provider())
@@ -337,17 +344,10 @@ class Enrolment(FleetWriter):
         since = _NEVER if before is None else before.nodes.next_since
         return _Rows(self._nodes.recent(since), store.recent_providers(_NEVER).count)
 
-    def _lacking_of(self, uuids: Iterable[str]) -> Iterator[str]:
-        """Yields the uuids for which no provider exists."""
-        wanted = sorted(uuids)
-        if len(wanted) > _PAGE and isinstance(self._store, ChangeSource):
-            # The uuids of all providers are read sooner than what many of them have.
-            yield from sorted(set(wanted) - self._store.provider_uuids())
-            return
-        for first in range(0, len(wanted), _PAGE):
-            page = wanted[first : first + _PAGE]
-            known = {usage.provider.uuid for usage in self._store.usages(providers=page)}
-            yield from (uuid for uuid in page if uuid not in known)
+    def _lacking_of(self, uuids: Collection[str]) -> list[str]:
+        """Returns the uuids, of at most :data:`_PAGE`, for which no provider exists."""
+        known = {usage.provider.uuid for usage in self._store.usages(providers=sorted(uuids), limit=_PAGE)}
+        return sorted(set(uuids) - known)
 
     def nodes_without_provider(self) -> Iterator[Node]:
         """Yields the nodes whose provider does not exist.

@@ -21,22 +21,22 @@ from moorage.scheduling.scheduler import Selection
 __all__ = ["PlacementNotices", "ask_agent", "ask_agents", "ask_to_sync", "tell_schedulers"]
 
 LOG = logging.getLogger(__name__)
-#: Seconds that a placement waits for others that are told in the same messages.
+#: Seconds that a placement waits, so that others are sent in the same messages.
 _TOGETHER = 0.005
 #: Claims in one message at most.
 _AT_ONCE = 500
-#: Placements that wait to be told at most. While an agent hangs, messages to the others wait; those that are dropped find their
-#: operations by themselves.
+#: Placements in the queue at most. While an agent hangs, messages to the others wait. The sweeps of agents find the operations of
+#: placements that were dropped.
 _MOST = 10_000
 
 
 class PlacementNotices:
-    """Tells agents what to build, and the other schedulers which resources are claimed, after instances were placed.
+    """Sends the builds of placed instances to agents, and the claims of this scheduler to the other schedulers.
 
     A thread sends the messages, so no client waits for them. One message has what was placed within five milliseconds. It may be
     lost: the agent sweeps for its operations, and the condition of a claim decides.
 
-    :param to_schedulers: whether other schedulers are told.
+    :param to_schedulers: whether claims are sent to other schedulers.
     """
 
     def __init__(self, platform: Platform, agents: AgentMessages, *, to_schedulers: bool) -> None:
@@ -68,9 +68,9 @@ class PlacementNotices:
             self._agents.build_many(builds)
             claimed = [record_to_json(each.record) for each in placed if not each.repeated]
             if claimed and self._to_schedulers:
-                self._tell_schedulers(claimed)
+                self._send_claims(claimed)
 
-    def _tell_schedulers(self, claimed: Sequence[Mapping[str, Any]]) -> None:
+    def _send_claims(self, claimed: Sequence[Mapping[str, Any]]) -> None:
         try:
             self._platform.sender.fanout(SCHEDULERS, "claimed_instances", {"instances": claimed}, to_others=True)
         except (errors.TransportError, errors.MessageTooLarge) as error:

@@ -58,7 +58,7 @@ class Weighing:
         return Weighing(self.raw.copy(), self.multiplier, self.minval, self.maxval)
 
     def range(self) -> _Range:
-        """Returns how the raw weights are normalized now.
+        """Returns the range from which the raw weights are normalized, as they are now.
 
         :raises ValueError: a weight is no finite number.
         """

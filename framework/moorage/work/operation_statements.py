@@ -105,7 +105,7 @@ READDRESS = (
 RENEW = lease.RENEW.update(workers, OF_MANY, {"token": _TOKEN, "lease": _LEASE, "now": now()})
 HELD = sa.select(workers.c.resource_id).where(OF_MANY, workers.c.token == _TOKEN)
 RELEASE = lease.RELEASE.update(workers, _OF_ONE, {"token": _TOKEN}).values(
-    # Nobody has begun it any more: it is done again, or cleaned when nobody comes for it.
+    # It has no owner from now on: a service does it again, or cleanup removes it if no service takes it.
     phase=Phase.WAITING.value, worker=None, worker_epoch=0, last_error=sa.bindparam("to_error"), updated_at=now(),
 )  # fmt: skip
 ADVANCE = lease.RENEW.update(workers, _OF_ONE, {"token": _TOKEN, "lease": _LEASE, "now": now()}).values(

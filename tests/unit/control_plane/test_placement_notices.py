@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents and other schedulers are told of placements by a thread that no client waits for."""
+"""A thread of its own sends placements to agents and to other schedulers, so that no client waits for an agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def selection(number: int, host: str, *, repeated: bool = False) -> Selection:
 
 
 class Agents:
-    """Notes what agents are told. The thread that tells the agent ``hung`` waits until it may go on."""
+    """Keeps the messages to agents. The thread that sends one to the agent ``hung`` waits until ``goes_on`` is set."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Sequence[Any]]] = []
@@ -94,13 +94,16 @@ class PlacementNoticesTests(unittest.TestCase):
         told = [uuid for host, several in self.agents.told if host == "a" for uuid, *_ in several]
         self.assertEqual([f"i{number}" for number in range(11, notifications._MOST + 11)], told)
 
+    def await_told(self, number: int) -> None:
+        wait_until(lambda: len(self.agents.told) == number, "agents have their messages")
+
     def test_agents_are_told_although_schedulers_are_not(self) -> None:
         self.notices(to_schedulers=False).add([selection(1, "a")])
-        wait_until(lambda: self.agents.told, "the agent is told")
+        self.await_told(1)
         self.failure = errors.TransportError("away")
         notices = self.notices()
         for number in (2, 3):
             notices.add([selection(number, "a")])
-            wait_until(lambda number=number: len(self.agents.told) == number, "the agent is told")  # type: ignore[misc]
+            self.await_told(number)
         wait_until(lambda: len(self.claims) == 2, "schedulers were tried")
         self.assertEqual(["i2", "i3"], self.claims)

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.allocation.interface import ClaimRequest, ResourceProvider
 from moorage.clock import SystemClock
+from moorage.control_plane import enrolment
 from moorage.control_plane.enrolment import Enrolment
 from moorage.fleet import importer
 from moorage.fleet.interface import InventoryItem, NodeSpec, uuid_of_name
@@ -238,6 +239,20 @@ class EnrolmentCase(TablesCase):
         with mock.patch.object(self.enrolment, "nodes_without_provider", return_value=iter(())) as all_nodes:
             self.enrolment.reconcile()
             all_nodes.assert_called_once()
+
+    def test_a_reconciliation_after_a_large_import_reads_uuids_alone(self) -> None:
+        self.enterContext(mock.patch.object(enrolment, "_PAGE", 2))
+        old, *new = self.specs(4)
+        self.enrolment.enrol([old])
+        self.enrolment.reconcile()
+        self.enrolment.reconcile()
+        self.enrolment.enrol(new)
+        with mock.patch.object(self.store, "usages") as usages:
+            self.assertEqual(0, self.enrolment.reconcile())
+            usages.assert_not_called()
+        self.store.delete_provider(new[0].uuid)
+        self.store.ensure_providers([ResourceProvider(new_uuid(), f"other-{self.mark}")])
+        self.assertEqual(1, self.enrolment.reconcile())
 
     def test_all_nodes_are_compared_when_a_provider_is_missing_and_now_and_then(self) -> None:
         given = self.specs(2)

@@ -220,6 +220,7 @@ class SchedulerRole:
         self._look.stop()
         for each in self._periodic:
             each.stop()
+        self._scheduler.stop()
         # What was recorded until now need not wait for another scheduler.
         run_logged(_NUMBERING, self._sequencer.number)
         self._policy.guard.close()

@@ -71,7 +71,9 @@ class FleetRefresher:
         #: A node's providers refused what the view let them give.
         self._providers_outdated = False
         self._changed_at = -1e9
-        self._catching_up = False
+        #: Reads changes while there are some.
+        self._catching_up: threads.Thread | None = None
+        self._stopping = threads.event()
         #: When changes may be read next.
         self._rests_until = -1e9
         self._changing = threads.lock()
@@ -177,18 +179,24 @@ class FleetRefresher:
         """
         with self._changing:
             self._changed_at = self._clock.monotonic()
-            if self._catching_up:
-                return
-            self._catching_up = True
-        if threads.try_start(self._catch_up, name="reading of the fleet") is None:
-            # The periodic reading has the change, and so does the next refusal.
-            with self._changing:
-                self._catching_up = False
+            if self._catching_up is None and not self._stopping.is_set():
+                # Without a thread the periodic reading has the change, and so does the next refusal.
+                self._catching_up = threads.try_start(self._catch_up, name="reading of the fleet")
+
+    def stop(self) -> None:
+        """Ends the thread that reads changes, after the reading that is in progress."""
+        with self._changing:
+            self._stopping.set()
+            thread = self._catching_up
+        if thread is not None:
+            thread.join()
 
     def _catch_up(self) -> None:
         while True:
-            self._clock.sleep(self._rests_until - self._clock.monotonic())
+            self._wait(self._rests_until - self._clock.monotonic())
             self._gather()
+            if self._stopping.is_set():
+                return
             began = self._clock.monotonic()
             try:
                 self.refresh()
@@ -203,16 +211,19 @@ class FleetRefresher:
                     if self._refreshed_at < self._changed_at:
                         continue
             with self._changing:
-                self._catching_up = False
+                self._catching_up = None
                 return
 
     def _gather(self) -> None:
         """Wait until nothing has changed for a moment."""
         until = self._clock.monotonic() + _GATHERED
         seen = -1e9
-        while seen != self._changed_at and self._clock.monotonic() < until:
+        while seen != self._changed_at and self._clock.monotonic() < until and not self._stopping.is_set():
             seen = self._changed_at
-            self._clock.sleep(_QUIET)
+            self._wait(_QUIET)
+
+    def _wait(self, seconds: float) -> None:
+        self._clock.wait(self._stopping, max(0.0, seconds))
 
     def mark_outdated(self) -> None:
         """A node was found to be gone: what was removed is known to be gone before others are ranked again."""

@@ -224,6 +224,10 @@ class Scheduler:
         """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.changed`."""
         self._freshness.changed()
 
+    def stop(self) -> None:
+        """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.stop`."""
+        self._freshness.stop()
+
     def observe(self) -> None:
         """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.observe`."""
         self._freshness.observe()

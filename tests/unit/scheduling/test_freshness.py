@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import unittest
 from collections.abc import Callable, Sequence
 from unittest import mock
@@ -10,6 +11,7 @@ from unittest import mock
 from typing_extensions import override
 
 from moorage import errors, threads
+from moorage.clock import SystemClock
 from moorage.scheduling import fleet_refresher
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
@@ -50,7 +52,7 @@ class Source:
 
 
 class TellingClock(ManualClock):
-    """Lets something happen in each sleep, a number of times."""
+    """Lets something happen in each sleep, a number of times. A wait is a sleep, since no test sets the event meanwhile."""
 
     def __init__(self) -> None:
         super().__init__(1000.0)
@@ -63,6 +65,12 @@ class TellingClock(ManualClock):
         if self.times:
             self.times -= 1
             self.happens()
+
+    @override
+    def wait(self, event: threads.Event, seconds: float | None) -> bool:
+        if not event.is_set():
+            self.sleep(seconds or 0.0)
+        return event.is_set()
 
 
 class FreshnessTests(unittest.TestCase):
@@ -109,6 +117,36 @@ class FreshnessTests(unittest.TestCase):
             self.freshness.changed()
         self.assertEqual([], self.source.readings)
         self.tell(0)
+        self.assertEqual(["changes"], self.source.readings)
+
+    def test_nothing_is_read_after_the_end(self) -> None:
+        freshness = FleetRefresher(self.view, self.source, SystemClock())
+        freshness.changed()
+        catching_up = freshness._catching_up
+        assert catching_up is not None
+        freshness.stop()
+        self.assertFalse(catching_up.is_alive())
+        freshness.changed()
+        self.assertEqual([catching_up], [freshness._catching_up])
+        self.assertEqual([], self.source.readings)
+
+    def test_the_end_waits_for_the_reading_in_progress(self) -> None:
+        reads, may_end = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            reads.set()
+            may_end.wait(30)
+
+        self.source.happens = wait
+        self.freshness.changed()
+        self.assertTrue(reads.wait(30))
+        stop = threading.Thread(target=self.freshness.stop)
+        stop.start()
+        stop.join(0.1)
+        self.assertTrue(stop.is_alive())
+        may_end.set()
+        stop.join(30)
+        self.assertFalse(stop.is_alive())
         self.assertEqual(["changes"], self.source.readings)
 
     def test_all_versions_are_compared_every_ten_minutes(self) -> None:

@@ -76,9 +76,14 @@ class RequestContext(oslo_context.RequestContext):
         return values
 
 
-def new_request_id() -> str:
-    """An id for one request to one service. It is always made by the service that answers."""
-    return f"req-{randomness.new_uuid()}"
+def new_request_id(seconds: float) -> str:
+    """Returns an id for one request to one service, which the service that answers makes.
+
+    The ids sort by time. The journal has an index of the requests, in which the events of one moment are neighbours.
+
+    :param seconds: since the Unix epoch.
+    """
+    return f"req-{randomness.new_ordered_uuid(seconds)}"
 
 
 def global_request_id(given: str | None) -> str | None:

@@ -88,16 +88,16 @@ class Application:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """WSGI."""
         monotonic = self.tools.clock.monotonic
-        began = monotonic()
+        began, received = monotonic(), self.tools.clock.wall()
         request = Request(
             environ,
             environ["REQUEST_METHOD"],
             # WSGI hands paths over as bytes that are decoded as latin-1.
             environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace"),
-            new_request_id(),
+            new_request_id(received),
             self.dialect.lowest,
             enforce=self.tools.check_policy,
-            received_at=int(self.tools.clock.wall() * 1_000_000),
+            received_at=int(received * 1_000_000),
         )
         # Until the caller is known, log lines of the thread must not name the request before this one.
         request.context.update_store()

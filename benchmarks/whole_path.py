@@ -45,6 +45,7 @@ from urllib import parse
 import psutil
 
 from moorage.client import Client, connect
+from moorage.fleet.interface import uuid_of_name
 
 CONF = """
 [services]
@@ -171,13 +172,12 @@ def started(plane: Plane, roles: int) -> None:
 
 
 def nodes(hosts: int, instances: int) -> Iterator[list[dict[str, Any]]]:
-    """Pages of nodes, with room for twice as many instances."""
+    """Pages of nodes, with room for twice as many instances; in the order of ``moorage node import``."""
     room = max(64, 2 * instances // hosts)
+    inventories = {"VCPU": room, "MEMORY_MB": 4096 * room, "DISK_GB": 2000}
+    names = sorted((f"node-{number:06}" for number in range(hosts)), key=uuid_of_name)
     for first in range(0, hosts, PAGE):
-        yield [
-            {"name": f"node-{number:06}", "inventories": {"VCPU": room, "MEMORY_MB": 4096 * room, "DISK_GB": 2000}}
-            for number in range(first, min(first + PAGE, hosts))
-        ]
+        yield [{"name": name, "inventories": inventories} for name in names[first : first + PAGE]]
 
 
 def settled(plane: Plane, phase: str) -> None:

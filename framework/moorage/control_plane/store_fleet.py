@@ -102,7 +102,8 @@ class StoreFleet:
         gone_nodes = known_nodes.gone(self._nodes.uuids()) if known_nodes.misses(nodes) else set()
         gone_providers = known_providers.gone(store.provider_uuids()) if known_providers.misses(providers) else set()
         changed_providers = known_providers.changed(providers)
-        changed = known_nodes.changed(nodes) | changed_providers
+        changed_nodes = known_nodes.changed(nodes)
+        changed = changed_nodes | changed_providers
         if len(changed) > max(_FEW, nodes.count * 9 // 10):
             return None
         if self._absent:
@@ -112,22 +113,26 @@ class StoreFleet:
             sharing = store.sharing()
             if sharing != self._sharing or not sharing.isdisjoint(changed_providers):
                 return None
-            changed |= self._owners_of(changed_providers | gone_providers)
+        changed |= self._owners_of(changed_providers | gone_providers, changed_nodes | gone_nodes)
+        # Before the reading, which leaves a node out of what the node above it has.
+        known_nodes.take(nodes, gone_nodes)
         states = self._read(sorted(changed - gone_nodes))
         # A node that has lost its host or its provider, or never had them, is none for the scheduler.
         removed = (changed | gone_nodes | gone_providers) - {each.uuid for each in states}
         for uuid in removed:
             self._names.pop(uuid, None)
-        known_nodes.take(nodes, gone_nodes)
         known_providers.take(providers, gone_providers)
         return FleetChanges(tuple(states), frozenset(removed))
 
-    def _owners_of(self, providers: Set[str]) -> set[str]:
-        """The nodes that the providers are or were below."""
-        owners = {self._owners[uuid] for uuid in providers if uuid in self._owners}
-        new = [uuid for uuid in providers if uuid not in self._owners and uuid not in self._names]
+    def _owners_of(self, providers: Set[str], nodes: Set[str]) -> set[str]:
+        """The nodes that the providers are below, and those that the providers or nodes were below.
+
+        :param nodes: their roots are not looked up: what the node above a node has leaves it out.
+        """
+        owners = {self._owners[uuid] for uuid in providers | nodes if uuid in self._owners}
+        new = providers - self._owners.keys() - self._names.keys() - nodes
         if new and isinstance(self._store, TreeSource):
-            owners.update(self._store.roots_of(new).values())
+            owners.update(self._store.roots_of(list(new)).values())
         return owners
 
     def _read(self, uuids: Sequence[str]) -> list[NodeState]:

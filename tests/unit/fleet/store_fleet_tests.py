@@ -9,6 +9,7 @@ import unittest
 import uuid as uuid_module
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import sqlalchemy as sa
 
@@ -147,6 +148,30 @@ class StoreFleetTests(_Base):
         self.store.delete_provider(gpu)
         self.apply()
         self.assertEqual([cell], [each[0] for each in nested(other)])
+        self.assert_whole()
+
+    def test_a_provider_below_a_node_that_becomes_a_node_leaves_the_other_one(self) -> None:
+        node, below = self.made[0], str(uuid_module.uuid4())
+        self.store.create_provider(
+            ResourceProvider(below, f"n-{below}", inventories=(InventoryItem("VCPU", 6),), parent=node)
+        )
+        self.apply()
+        self.assertEqual(70, self.seen[node].capacity["VCPU"])
+        self.age(nodes_table, resource_providers)
+        self.enrolment.enrol([NodeSpec(below, f"n-{below}", "h1", inventories=(InventoryItem("VCPU", 6),))])
+        self.assertLessEqual({node, below}, {each.uuid for each in self.apply().changed})
+        self.assertEqual([64, 6], [self.seen[uuid].capacity["VCPU"] for uuid in (node, below)])
+        self.assert_whole()
+
+    def test_the_roots_of_imported_nodes_are_not_looked_up(self) -> None:
+        with mock.patch.object(self.store, "roots_of", wraps=self.store.roots_of) as roots_of:
+            made = [self.enrol("h1") for _ in range(3)]
+            self.assertEqual(set(made), {each.uuid for each in self.apply().changed})
+            roots_of.assert_not_called()
+            below = str(uuid_module.uuid4())
+            self.store.create_provider(ResourceProvider(below, f"n-{below}", parent=made[0]))
+            self.apply()
+            roots_of.assert_called_once_with([below])
         self.assert_whole()
 
     def test_nothing_is_read_of_what_did_not_change(self) -> None:

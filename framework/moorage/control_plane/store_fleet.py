@@ -130,9 +130,9 @@ class StoreFleet:
         :param nodes: their roots are not looked up: what the node above a node has leaves it out.
         """
         owners = {self._owners[uuid] for uuid in providers | nodes if uuid in self._owners}
-        new = providers - self._owners.keys() - self._names.keys() - nodes
+        new = [uuid for uuid in providers - nodes if uuid not in self._owners and uuid not in self._names]
         if new and isinstance(self._store, TreeSource):
-            owners.update(self._store.roots_of(list(new)).values())
+            owners.update(self._store.roots_of(new).values())
         return owners
 
     def _read(self, uuids: Sequence[str]) -> list[NodeState]:

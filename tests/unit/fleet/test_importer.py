@@ -70,6 +70,13 @@ class TestReading(unittest.TestCase):
         (spec,) = self.read(OPENB)
         self.assertEqual(spec, importer.from_json(importer.to_json(spec)))
 
+    def test_pages_have_all_nodes_in_the_order_of_their_uuids(self) -> None:
+        specs = [NodeSpec(str(uuid.uuid4()), f"n{number}") for number in range(2 * importer._PAGE + 1)]
+        pages = list(importer.to_pages(specs))
+        self.assertEqual([importer._PAGE, importer._PAGE, 1], [len(page) for page in pages])
+        expected = [importer.to_json(spec) for spec in sorted(specs, key=lambda spec: spec.uuid)]
+        self.assertEqual(expected, [node for page in pages for node in page])
+
     def test_gz(self) -> None:
         path = self.path.with_suffix(".gz")
         path.write_bytes(gzip.compress(OPENB.encode()))

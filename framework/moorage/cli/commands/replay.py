@@ -25,8 +25,6 @@ from moorage.fleet import importer
 
 __all__ = ["Replay", "replay_files"]
 
-BATCH = 500
-
 
 class Replay(base.LocalCommand):
     """Drive a control plane with a recorded workload and report what came of it.
@@ -93,13 +91,13 @@ def replay_files(
     kill: bool,
 ) -> ReplayReport:
     """Read both files, enrol the nodes, replay the requests."""
-    specs = [importer.to_json(spec) for spec in importer.read_nodes(nodes)]
+    specs = list(importer.read_nodes(nodes))
     wanted = read_requests(requests)[:limit]
     if not specs or not wanted:
         raise errors.InvalidInput(f"{nodes if not specs else requests} is empty; there is nothing to replay.")
     clients: Sequence[client_package.Client] = [base.connection(connections) for _ in range(threads)]
-    for start in range(0, len(specs), BATCH):
-        clients[0].import_nodes(specs[start : start + BATCH])
+    for page in importer.to_pages(specs):
+        clients[0].import_nodes(page)
     _await_fleet(clients[0], len(specs))
     progress = ReportProgress(sys.stderr)
     report = replay(

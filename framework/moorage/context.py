@@ -77,7 +77,7 @@ class RequestContext(oslo_context.RequestContext):
 
 
 def new_request_id(seconds: float) -> str:
-    """Returns an id for one request to one service, which the service that answers makes.
+    """Returns a new id of a request. The service that answers the request makes it; the caller's is :func:`global_request_id`.
 
     The ids sort by time. The journal has an index of the requests, in which the events of one moment are neighbours.
 

@@ -345,7 +345,10 @@ class Enrolment(FleetWriter):
         return _Rows(self._nodes.recent(since), store.recent_providers(_NEVER).count)
 
     def _lacking_of(self, uuids: Collection[str]) -> list[str]:
-        """Returns the uuids, of at most :data:`_PAGE`, for which no provider exists."""
+        """Returns the uuids that no provider has.
+
+        :param uuids: of nodes, at most :data:`_PAGE`.
+        """
         known = {usage.provider.uuid for usage in self._store.usages(providers=sorted(uuids), limit=_PAGE)}
         return sorted(set(uuids) - known)
 

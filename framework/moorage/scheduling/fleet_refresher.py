@@ -184,7 +184,7 @@ class FleetRefresher:
                 self._catching_up = threads.try_start(self._catch_up, name="reading of the fleet")
 
     def stop(self) -> None:
-        """Ends the thread that reads changes, after the reading that is in progress."""
+        """Ends the thread that reads changed nodes, and waits for the reading that is in progress."""
         with self._changing:
             self._stopping.set()
             thread = self._catching_up

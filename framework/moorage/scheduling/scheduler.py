@@ -217,23 +217,32 @@ class Scheduler:
         self._decisions = Decisions(decisions)
 
     def refresh(self, *, older_than: float = 0.0) -> bool:
-        """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.refresh`."""
+        """Reads the nodes into the view; see :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.refresh`."""
         return self._freshness.refresh(older_than=older_than)
 
     def changed(self) -> None:
-        """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.changed`."""
+        """Has the nodes read soon, because some were changed.
+
+        See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.changed`.
+        """
         self._freshness.changed()
 
     def stop(self) -> None:
-        """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.stop`."""
+        """Ends the thread that reads changed nodes; see :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.stop`."""
         self._freshness.stop()
 
     def observe(self) -> None:
-        """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.observe`."""
+        """Reads the states of agents and nodes into the view.
+
+        See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.observe`.
+        """
         self._freshness.observe()
 
     def apply_states(self, states: ExcludedTargets, read_at: float) -> None:
-        """See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.apply_states`."""
+        """Applies states that the caller has read to the view.
+
+        See :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.apply_states`.
+        """
         self._freshness.apply_states(states, read_at)
 
     def place(

@@ -58,7 +58,7 @@ class Weighing:
         return Weighing(self.raw.copy(), self.multiplier, self.minval, self.maxval)
 
     def range(self) -> _Range:
-        """Returns the range from which the raw weights are normalized, as they are now.
+        """Returns the smallest and the largest of the raw weights, and between which values they are normalized.
 
         :raises ValueError: a weight is no finite number.
         """

@@ -504,7 +504,7 @@ class OperationLease(Lease):
 
 
 def operation_of(row: Any) -> Operation:
-    """Converts a row of :data:`moorage.work.operation_statements.COLUMNS` to plain data."""
+    """Converts a row of :data:`moorage.work.operation_statements.COLUMNS` to an operation."""
     return Operation(*row)
 
 

@@ -118,12 +118,12 @@ class Race:
             raise AssertionError(f"{uuid} was written with the old token {last}")
 
     def take(self, database: Database, store: SqlOperationStore, uuid: str, who: str) -> OperationLease:
-        """Takes the operation of a resource, which nobody else takes."""
+        """Takes the operation of a resource. It has no owner, and no other thread takes it."""
         held = store.take(TYPE, uuid, identity(who))
         if held is None:
             with database.read() as tx:
                 rows = [tx.execute(sa.select(table)).all() for table in (workers, fences)]
-            raise AssertionError(f"nobody can take {uuid}: its fence is gone; {rows}")
+            raise AssertionError(f"the operation of {uuid} cannot be taken: its fence is gone; {rows}")
         return held
 
 
@@ -212,7 +212,7 @@ class FenceTests(WorkerCase):
 
     def test_a_fence_that_is_inserted_after_the_raise_of_a_set_is_not_its_own(self) -> None:
         if self.database.dialect == "sqlite":
-            self.skipTest("one transaction writes at a time")
+            self.skipTest("SQLite: no transaction inserts a fence while another one writes")
         another, lived = self.open_database(), list[int]()
         store = SqlOperationStore(another, lease_seconds=MINUTE)
 

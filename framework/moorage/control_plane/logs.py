@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import collections
 import logging as stdlib_logging
+import logging.handlers as stdlib_handlers
 import os
 from pathlib import Path
+from typing import Any
 
 from oslo_config import cfg
 from oslo_context import context as oslo_context
@@ -59,13 +62,82 @@ def setup(conf: cfg.ConfigOpts, name: str) -> None:
     except (OSError, logging.LogConfigError) as error:
         raise errors.ConfigError(f"The log cannot be opened as [DEFAULT] has it: {error}") from error
     as_usual = all(conf[name] == text for name, text in _FORMATS.items())
-    for handler in stdlib_logging.getLogger().handlers:
+    root = stdlib_logging.getLogger()
+    for handler in list(root.handlers):
         formatter = handler.formatter
         # A formatter of a file log_config_append may be another class, or write fractions of a second in the date.
         if type(formatter) is formatters.ContextFormatter and formatter.datefmt and as_usual:
             formatter = _InfoLines(formatter)
         if formatter is not None:
             handler.setFormatter(_Encodable(formatter))
+        # Others do more than write: they rotate files, or color lines.
+        if type(handler) in (stdlib_logging.StreamHandler, stdlib_handlers.WatchedFileHandler):
+            root.removeHandler(handler)
+            root.addHandler(_JointWrites(handler))
+
+
+class _JointWrites(stdlib_logging.Handler):
+    """Passes lines to the stream of another handler without waiting while another thread writes there.
+
+    Threads whose requests end together would wait for each other's writes. A thread that finds another one writing leaves its line
+    to it, and is not kept; the writer takes all lines that are there at once. Each line is written before the writer returns.
+
+    :param inner: formats the lines and has the stream. Its lock is held while lines are written.
+    """
+
+    #: So many lines wait at most: the thread that adds one more waits until they are written.
+    most = 1000
+
+    def __init__(self, inner: stdlib_logging.StreamHandler[Any]) -> None:
+        super().__init__(inner.level)
+        self.filters = inner.filters
+        self._inner = inner
+        self._lines: collections.deque[str] = collections.deque()
+
+    @override
+    def createLock(self) -> None:  # noqa: N802  (a name of the standard library)
+        # emit() may run in several threads.
+        self.lock = None
+
+    @override
+    def emit(self, record: stdlib_logging.LogRecord) -> None:
+        try:
+            self._lines.append(self._inner.format(record) + self._inner.terminator)
+            # Another thread may have added a line after the writer looked, and before it let the lock go.
+            while self._lines:
+                if not self._lock.acquire(blocking=len(self._lines) > self.most):
+                    return
+                try:
+                    self._write()
+                finally:
+                    self._lock.release()
+        except Exception:  # noqa: BLE001  (as the handlers of the standard library do)
+            self.handleError(record)
+
+    @override
+    def flush(self) -> None:
+        self._inner.flush()
+
+    @override
+    def close(self) -> None:
+        self._inner.close()
+        super().close()
+
+    @property
+    def _lock(self) -> Any:
+        """The lock of the stream. A forked child has another one."""
+        return self._inner.lock
+
+    def _write(self) -> None:
+        lines = []
+        while self._lines:
+            lines.append(self._lines.popleft())
+        if not lines:
+            return
+        if isinstance(self._inner, stdlib_handlers.WatchedFileHandler):
+            self._inner.reopenIfNeeded()
+        self._inner.stream.write("".join(lines))
+        self._inner.flush()
 
 
 class _InfoLines(stdlib_logging.Formatter):

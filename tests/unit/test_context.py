@@ -65,6 +65,21 @@ class KeptRequestTests(unittest.TestCase):
         old = from_dict({"request_id": "req-1", "user": "alice"})
         self.assertEqual((None, 0), (old.traceparent, old.received_at))
 
+    def test_messages_are_read_as_oslo_context_reads_them(self) -> None:
+        sent = RequestContext(
+            user_id="u", project_id="p", domain_id="d", user_domain_id="ud", project_domain_id="pd", is_admin=True,
+            read_only=True, show_deleted=True, auth_token="t", request_id="req-1", global_request_id="req-0",
+            resource_uuid="r", roles=["a", "b"], is_admin_project=False, system_scope="all", traceparent=PARENT,
+            received_at=7, overwrite=False,
+        ).to_dict()  # fmt: skip
+        names = {"user_name": "un", "project_name": "pn", "domain_name": "dn", "user_domain_name": "udn",
+                 "project_domain_name": "pdn"}  # fmt: skip
+        for values in (sent, sent | names, {"request_id": "req-2"}, {"request_id": "req-3", "user": "u", "more": 1}):
+            with self.subTest(values):
+                expected = RequestContext.from_dict(dict(values), overwrite=False)
+                self.assertEqual(vars(expected), vars(from_dict(values)))
+        self.assertIsNone(from_dict({"user": "u"}).request_id)
+
     def test_only_a_well_formed_trace_parent_is_passed_on(self) -> None:
         self.assertEqual(PARENT, trace_parent(PARENT))
         for wrong in (

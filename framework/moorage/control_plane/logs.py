@@ -29,6 +29,8 @@ _FORMATS = {
     "%(instance)s%(message)s",
     "logging_user_identity_format": "%(user)s %(project)s %(domain)s %(system_scope)s %(user_domain)s %(project_domain)s",
 }
+#: Handlers that do nothing but write lines: others rotate files, or color lines.
+_PLAIN = (stdlib_logging.StreamHandler, stdlib_handlers.WatchedFileHandler)
 #: What a record has beside its text where the caller gave no more (an instance, another context).
 _NO_EXTRA = ["project", "version"]
 
@@ -70,8 +72,7 @@ def setup(conf: cfg.ConfigOpts, name: str) -> None:
             formatter = _InfoLines(formatter)
         if formatter is not None:
             handler.setFormatter(_Encodable(formatter))
-        # Others do more than write: they rotate files, or color lines.
-        if type(handler) in (stdlib_logging.StreamHandler, stdlib_handlers.WatchedFileHandler):
+        if isinstance(handler, stdlib_logging.StreamHandler) and type(handler) in _PLAIN:
             root.removeHandler(handler)
             root.addHandler(_JointWrites(handler))
 
@@ -95,7 +96,7 @@ class _JointWrites(stdlib_logging.Handler):
         self._lines: collections.deque[str] = collections.deque()
 
     @override
-    def createLock(self) -> None:  # noqa: N802  (a name of the standard library)
+    def createLock(self) -> None:
         # emit() may run in several threads.
         self.lock = None
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_context import context as oslo_context
 
+from moorage.db.schema import json_text
 from moorage.db.time import now
 
 __all__ = ["JournalEvent", "RecordedEvent", "record"]
@@ -30,7 +30,6 @@ _COLUMNS = (
 )  # fmt: skip
 #: Rows that one statement inserts at most; SQLite takes 32,766 parameters.
 _MOST = 500
-_JSON = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 #: Where a connection keeps the events that its transaction has recorded so far.
 _PENDING = "moorage_events"
 _SAVEPOINTS = "moorage_event_savepoints"
@@ -107,7 +106,7 @@ def _values(event: JournalEvent, context: Any, service: str | None) -> tuple[Any
         event.project_id,
         _text(context, "request_id", 64),
         _text(context, "global_request_id", 64),
-        _JSON(event.state),
+        json_text(event.state),
     )
 
 

@@ -20,9 +20,13 @@ __all__ = [
     "Uuid",
     "core_metadata",
     "exact",
+    "json_text",
     "new_metadata",
     "source_of",
 ]
+
+#: Writes JSON as text, the same for equal data: without spaces, keys in order.
+json_text = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 
 TypeT = TypeVar("TypeT", bound=sa.types.TypeEngine[Any])
 
@@ -112,7 +116,7 @@ class JsonText(sa.types.TypeDecorator[Any]):
         if value is None:
             return None
         # Most of the columns of most nodes.
-        return "{}" if value == {} else json.dumps(value, separators=(",", ":"), sort_keys=True)
+        return "{}" if value == {} else json_text(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
         """Text to Python data."""

@@ -273,7 +273,8 @@ class _Basic:
             users.verified[digest] = None
             while len(users.verified) > _CACHE:
                 del users.verified[next(iter(users.verified))]
-        return RequestContext(user_id=user, roles=list(roles), system_scope="all", overwrite=False)
+        # The application sets the id of the request; oslo.context would make one up.
+        return RequestContext(user_id=user, roles=list(roles), system_scope="all", request_id="-", overwrite=False)
 
     def _read(self) -> _Users:
         try:

@@ -85,6 +85,9 @@ class LimitedConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        #: Until when the client has to send more, by the event loop's clock; None: it need not.
+        self._deadline: float | None = None
+        self._reading: asyncio.TimerHandle | None = None
         self._state = _State.HEAD
         self._received = 0
 
@@ -95,7 +98,7 @@ class LimitedConnection(asyncio.Protocol):
         self._transport = transport
         self._inner.connection_made(transport)
         self._pending.add(self)
-        self._restart_timer()
+        self._await_more()
 
     def data_received(self, data: bytes) -> None:
         """Pass it on, and check afterwards that it is not more than any request needs."""
@@ -103,9 +106,9 @@ class LimitedConnection(asyncio.Protocol):
         self._received += len(data)
         if self._state is _State.IDLE:
             self._state = _State.HEAD
-            self._restart_timer()
+            self._await_more()
         elif self._state is _State.BODY:
-            self._restart_timer()
+            self._await_more()
         self._inner.data_received(data)
         if self._received > _LARGEST_HEAD:
             # Later: if a head is whole now, the application is called before that.
@@ -122,12 +125,12 @@ class LimitedConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """The client has read."""
-        self._stop_timer()
+        self._stop_reading_timer()
         self._inner.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The connection has ended."""
-        self._stop_timer()
+        self._stop_timers()
         self._pending.remove(self)
         self._inner.connection_lost(error)
 
@@ -136,7 +139,7 @@ class LimitedConnection(asyncio.Protocol):
     def head_arrived(self) -> None:
         """The head of a request has arrived; its body may be silent for a time."""
         self._state = _State.BODY
-        self._restart_timer()
+        self._await_more()
 
     def body_part_arrived(self, size: int) -> None:
         """Some bytes of the body were read."""
@@ -145,7 +148,7 @@ class LimitedConnection(asyncio.Protocol):
     def body_arrived(self) -> None:
         """The whole request has arrived; the client need not send anything."""
         self._state = _State.WHOLE
-        self._stop_timer()
+        self._deadline = None
         self._pending.remove(self)
 
     def answered(self) -> None:
@@ -158,7 +161,7 @@ class LimitedConnection(asyncio.Protocol):
     def end(self, answer: bytes) -> None:
         """Close the connection, with an answer if a request has begun."""
         self._pending.remove(self)
-        self._stop_timer()
+        self._stop_timers()
         if self._transport is not None and not self._transport.is_closing():
             if self._state in {_State.HEAD, _State.BODY}:
                 self._transport.write(answer)
@@ -177,17 +180,35 @@ class LimitedConnection(asyncio.Protocol):
         if left >= unsent:
             self._transport.abort()
             return
-        self._stop_timer()
-        self._timer = self._loop.call_later(self._pending.seconds, self._check_reading, left)
+        self._stop_reading_timer()
+        self._reading = self._loop.call_later(self._pending.seconds, self._check_reading, left)
 
-    def _restart_timer(self) -> None:
-        self._stop_timer()
-        self._timer = self._loop.call_later(self._pending.seconds, self.end, _TOO_LATE)
+    def _await_more(self) -> None:
+        """Let the client send more within the time. The timer stays while requests come and go: it looks at the deadline."""
+        self._deadline = self._loop.time() + self._pending.seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
 
-    def _stop_timer(self) -> None:
+    def _check_deadline(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        if self._loop.time() >= self._deadline:
+            self.end(_TOO_LATE)
+        else:
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+
+    def _stop_reading_timer(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _stop_timers(self) -> None:
+        self._deadline = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._stop_reading_timer()
 
 
 def _most() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from oslo_context import context as oslo_context
@@ -36,6 +36,7 @@ from moorage.instances.availability import Availability
 from moorage.instances.delete import DELETE
 from moorage.instances.interface import Instance, InstanceStore, move_consumer
 from moorage.instances.providers import claim_of_node, no_proposal
+from moorage.read_only import replaced
 from moorage.scheduling.groups import GroupStore, check_policy, is_promised
 from moorage.scheduling.instance_fields import FieldSet
 from moorage.scheduling.interface import ClaimResult, Holds, NodeState, RequestSpec, Residents, WantedClaim
@@ -95,7 +96,7 @@ def read_fields(declared: FieldSet, clock: Clock) -> Callable[[RequestSpec, Node
 
     def read(spec: RequestSpec, node: NodeState) -> Mapping[str, Any]:
         instance = new_instance(spec, node.host, node.name, node.uuid)
-        return declared.of(replace(instance, created_at=int(clock.wall() * 1e6)))
+        return declared.of(replaced(instance, created_at=int(clock.wall() * 1e6)))
 
     return read
 

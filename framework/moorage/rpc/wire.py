@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 LOG = logging.getLogger(__name__)
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 #: Bytes of an error that is one part of a reply.
 _LARGEST_ERROR = 65_536
 
@@ -46,7 +47,7 @@ def dump(data: Any, limit: int, what: str) -> bytes:
     :raises MessageTooLarge: more than ``limit`` bytes.
     """
     try:
-        encoded = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
+        encoded = _JSON(data).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.InvalidInput(
             f"The {what} is not JSON data ({error}); pass only text, numbers, booleans, null, lists and mappings."

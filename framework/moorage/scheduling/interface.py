@@ -142,21 +142,21 @@ class RequestSpec:
     flavor: Flavor
     project_id: str = ""
     user_id: str = ""
-    hints: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    hints: Mapping[str, Sequence[str]] = field(default_factory=lambda: EMPTY)
     force_hosts: tuple[str, ...] = ()
     force_nodes: tuple[str, ...] = ()
     ignore_hosts: tuple[str, ...] = ()
     ignore_nodes: tuple[str, ...] = ()
     requested_host: str | None = None
     requested_node: str | None = None
-    properties: Mapping[str, Any] = field(default_factory=dict)
+    properties: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     availability_zone: str | None = None
-    image: Mapping[str, Any] = field(default_factory=dict)
+    image: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     server_group: ServerGroup | None = None
     rebuild: bool = False
-    limits: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     residents: int | None = None
-    decision: Mapping[str, Any] = field(default_factory=dict)
+    decision: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     all_projects: bool = True
     powers: tuple[str, ...] = ()
     propose: Propose | None = field(default=None, compare=False, repr=False)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moorage import randomness
+from moorage.read_only import EMPTY
 from moorage.scheduling.interface import Flavor, RequestSpec, ServerGroup
 from moorage.scheduling.resource_request import LARGEST
 from moorage.services.interface import RUNS_COMMANDS
@@ -116,7 +117,7 @@ def spec_from_json(data: Mapping[str, Any], project_id: str, user_id: str, *, al
         ignore_hosts=tuple(data.get("ignore_hosts") or ()),
         requested_host=data.get("requested_host"),
         requested_node=data.get("requested_node"),
-        image=data.get("image") or {},
+        image=data.get("image") or EMPTY,
         availability_zone=data.get("availability_zone"),
         server_group=_group(data.get("server_group")),
         properties={

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NewType
 
 from moorage import errors
-from moorage.read_only import FrozenDict
+from moorage.read_only import EMPTY, FrozenDict
 from moorage.request_groups import CandidateQuery, RequestGroup
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.request_words import (
@@ -93,6 +93,9 @@ class _Asked:
     same_subtree: tuple[frozenset[str], ...]
 
 
+_NOTHING = _Asked(EMPTY, (), NO_TRAITS, False, ())
+
+
 def check_flavor(body: Mapping[str, Any]) -> None:
     """Checks what the flavor and the image of a body ask for together, as a caller gives them; either may be missing.
 
@@ -120,7 +123,7 @@ def _held_of(body: Mapping[str, Any]) -> HeldResources:
 
 
 def held_resources(
-    given: GivenResources, extra_specs: Mapping[str, Any], properties: Mapping[str, Any] = FrozenDict()
+    given: GivenResources, extra_specs: Mapping[str, Any], properties: Mapping[str, Any] = EMPTY
 ) -> HeldResources:
     """Returns what an instance of a flavor holds: the sums of all groups.
 
@@ -273,6 +276,8 @@ def _without_groups(held: Mapping[str, int], groups: Iterable[RequestGroup]) -> 
 
 
 def _parse(extra_specs: Mapping[str, Any], properties: Mapping[str, Any]) -> _Asked:
+    if not extra_specs and not properties:
+        return _NOTHING
     found = list(words(extra_specs, properties))
     amounts = _amounts(found)
     traits = traits_of_words(found)

@@ -497,7 +497,7 @@ class WorkLoop(Generic[R]):
         if self._stopping.is_set():
             self._let_go(job, _STOPPING)
             return None
-        LOG.info("The %s of %s %s begins.", held.operation, held.resource_type, held.resource_id)
+        LOG.debug("The %s of %s %s begins.", held.operation, held.resource_type, held.resource_id)
         run = self._runs[job]
         self._progress(run)
         try:

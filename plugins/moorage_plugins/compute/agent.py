@@ -9,7 +9,6 @@ whose host removes what a move left there.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -48,6 +47,7 @@ from moorage.instances.interface import (
     move_consumer,
 )
 from moorage.instances.moves import ACTIVATE, TRANSFER, acting_host, kept_source, may_commit
+from moorage.read_only import replaced
 from moorage.rpc.server import rpc_method
 from moorage.services.interface import (
     GETS_HOLDS,
@@ -615,4 +615,4 @@ def _now(done: Done) -> Instance:
     """The instance as it was written."""
     if done.instance is None or done.changes is None:
         raise TypeError("an instance that is gone is told by its uuid")
-    return dataclasses.replace(done.instance, **done.changes)
+    return replaced(done.instance, **done.changes)

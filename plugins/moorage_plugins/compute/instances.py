@@ -18,7 +18,7 @@ from moorage import errors
 from moorage.clock import Clock
 from moorage.context import acting_for
 from moorage.db import MICROSECONDS, Database, JournalEvent, execute_set, now, read_now, record
-from moorage.db.schema import JsonText
+from moorage.db.schema import JsonText, json_text
 from moorage.instances.interface import (
     Instance,
     InstanceStore,
@@ -27,7 +27,7 @@ from moorage.instances.interface import (
     move_consumer,
 )
 from moorage.instances.moves import MOVES, RESIZED, kept_source
-from moorage.read_only import EMPTY, frozen_mapping
+from moorage.read_only import EMPTY, frozen_mapping, replaced
 from moorage.scheduling.instance_fields import NO_FIELDS, declared_fields
 from moorage.scheduling.interface import InstanceRecord
 from moorage.work import lease
@@ -561,7 +561,7 @@ def _record_rows(transaction: Any, what: str, rows: Iterable[Any], by_uuid: Mapp
 
 def _as_text(value: Any) -> Any:
     """A value of a statement for sets, which takes JSON as :class:`JsonText` writes it."""
-    return json.dumps(value, separators=(",", ":"), sort_keys=True) if isinstance(value, dict) else value
+    return json_text(value) if isinstance(value, dict) else value
 
 
 def _record_row(transaction: Any, what: str, row: Any, version: int, **other: Any) -> None:
@@ -592,7 +592,7 @@ def _inserted(transaction: Any, instance: Instance, created_at: int, updated_at:
     """Records that an instance was created, and returns it with its timestamps."""
     state = {name: getattr(instance, name) for name in _SHOWN}
     _record(transaction, "create", instance.uuid, instance.fence, {**state, "destination_uuid": ""})
-    return dataclasses.replace(instance, created_at=created_at, updated_at=updated_at)
+    return replaced(instance, created_at=created_at, updated_at=updated_at)
 
 
 def _record(transaction: Any, what: str, uuid: str, version: int, state: Mapping[str, Any]) -> None:

@@ -418,7 +418,7 @@ class SqlAllocationLedger(SqlHoldings):
         return providers.set_inventories(tx, self._classes, number, change.provider, keyed, rows)
 
     def _outcomes(
-        self, tx: sa.Connection, changes: Sequence[AllocationChange], known: Sequence[str]
+        self, tx: sa.Connection, changes: Sequence[AllocationChange], known: Sequence[str], together: int = 1
     ) -> tuple[ClaimOutcome, ...]:
         generations = {}
         if any(each.consumer in known and each.resources for each in changes):
@@ -433,6 +433,7 @@ class SqlAllocationLedger(SqlHoldings):
                     for uuid, wanted in sorted(each.resources.items())
                     for name, amount in sorted(wanted.items())
                 ),
+                together=together,
             )
             for each in changes
         )
@@ -524,7 +525,7 @@ class SqlAllocationLedger(SqlHoldings):
                 LOG.debug("%d of %d claims cannot be made together (%r).", len(out), len(left), error)
             else:
                 for each, outcome in zip(left, outcomes, strict=True):
-                    each.outcome = replace(outcome, together=len(left))
+                    each.outcome = outcome
                 break
             left = [each for each in left if each not in out]
         for each in members:
@@ -552,7 +553,7 @@ class SqlAllocationLedger(SqlHoldings):
         tx.execute(statements.ADD_ALLOCATIONS, rows)
         self._quotas.note(tx, changes, {}, limited)
         _accompany(tx, members)
-        outcomes = self._outcomes(tx, [each.change for each in members], ())
+        outcomes = self._outcomes(tx, [each.change for each in members], (), len(members))
         for each, outcome in zip(members, outcomes, strict=True):
             with acting_for(each.context):
                 _record(tx, each.change, outcome)

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of the log: those that Moorage formats itself are oslo.log's, character by character."""
+"""Lines of the log: those that Moorage formats itself are oslo.log's, character by character; threads share their writes."""
 
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import logging as stdlib_logging
+import logging.handlers as stdlib_handlers
+import sys
+import tempfile
+import threading
 import unittest
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from oslo_config import cfg
 from oslo_log import formatters
@@ -81,3 +88,119 @@ class LineTests(unittest.TestCase):
         logging.register_options(conf)
         conf([])
         self.assertEqual(logs._FORMATS, {name: conf[name] for name in logs._FORMATS})
+
+
+class _Gate(io.StringIO):
+    """A stream on which writing ends when it is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing, self.opened = threading.Event(), threading.Event()
+        self.writes: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.writes.append(text)
+        self.writing.set()
+        if not self.opened.wait(30):
+            raise TimeoutError
+        return super().write(text)
+
+
+def _record(text: str) -> stdlib_logging.LogRecord:
+    return stdlib_logging.LogRecord("a", stdlib_logging.INFO, "f", 1, text, None, None)
+
+
+class JointWriteTests(unittest.TestCase):
+    def test_lines_of_many_threads_are_whole_and_each_is_there_once(self) -> None:
+        stream = io.StringIO()
+        handler = logs._JointWrites(stdlib_logging.StreamHandler(stream))
+        begin = threading.Barrier(16)
+
+        def log(number: int) -> None:
+            begin.wait()
+            for line in range(200):
+                handler.handle(_record(f"{number} {line}"))
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        self.addCleanup(sys.setswitchinterval, before)
+        threads = [threading.Thread(target=log, args=(number,)) for number in range(16)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        lines = stream.getvalue().splitlines()
+        self.assertEqual(sorted(f"{number} {line}" for number in range(16) for line in range(200)), sorted(lines))
+        for number in range(16):
+            mine = [int(line.split()[1]) for line in lines if line.startswith(f"{number} ")]
+            self.assertEqual(sorted(mine), mine)
+
+    def test_a_thread_does_not_wait_for_one_that_writes(self) -> None:
+        stream = _Gate()
+        handler = logs._JointWrites(stdlib_logging.StreamHandler(stream))
+        writer = threading.Thread(target=handler.handle, args=(_record("slow"),))
+        writer.start()
+        self.assertTrue(stream.writing.wait(30))
+        for text in ("a", "b"):
+            handler.handle(_record(text))
+        self.assertEqual("", stream.getvalue())
+        stream.opened.set()
+        writer.join()
+        self.assertEqual("slow\na\nb\n", stream.getvalue())
+        self.assertEqual(["slow\n", "a\nb\n"], stream.writes)
+
+    def test_if_too_many_lines_wait_their_threads_do(self) -> None:
+        stream = _Gate()
+        handler = logs._JointWrites(stdlib_logging.StreamHandler(stream))
+        handler.most = 2
+        threads = [threading.Thread(target=handler.handle, args=(_record("slow"),))]
+        threads[0].start()
+        self.assertTrue(stream.writing.wait(30))
+        for text in ("a", "b"):
+            handler.handle(_record(text))
+        threads.append(threading.Thread(target=handler.handle, args=(_record("c"),)))
+        threads[1].start()
+        threads[1].join(0.2)
+        self.assertTrue(threads[1].is_alive())
+        stream.opened.set()
+        for each in threads:
+            each.join()
+        self.assertEqual("slow\na\nb\nc\n", stream.getvalue())
+
+    def test_a_file_that_was_moved_away_is_opened_again(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "log")
+            handler = logs._JointWrites(stdlib_handlers.WatchedFileHandler(path))
+            self.addCleanup(handler.close)
+            handler.handle(_record("before"))
+            path.rename(Path(folder, "old"))
+            handler.handle(_record("after"))
+            self.assertEqual(("before\n", "after\n"), (Path(folder, "old").read_text(), path.read_text()))
+
+    def test_a_line_that_cannot_be_written_raises_nothing_and_holds_up_no_later_one(self) -> None:
+        stream = io.StringIO()
+        handler = logs._JointWrites(stdlib_logging.StreamHandler(stream))
+        with (
+            mock.patch.object(stream, "write", side_effect=OSError("full")),
+            mock.patch.object(sys, "stderr", io.StringIO()),
+        ):
+            handler.handle(_record("lost"))
+        handler.handle(_record("kept"))
+        self.assertEqual("kept\n", stream.getvalue())
+
+    def test_handlers_that_only_write_are_wrapped(self) -> None:
+        root = stdlib_logging.getLogger()
+        before, level = list(root.handlers), root.level
+        self.addCleanup(root.setLevel, level)
+        self.addCleanup(setattr, root, "handlers", before)
+        with tempfile.TemporaryDirectory() as folder:
+            conf = cfg.ConfigOpts()
+            logging.register_options(conf)
+            conf(["--log-file", str(Path(folder, "log"))])
+            logs.setup(conf, "moorage-test")
+            self.assertEqual([logs._JointWrites], [type(each) for each in root.handlers])
+            logging.getLogger("moorage.somewhere").info("one line")
+            self.assertIn(" INFO moorage.somewhere [-] one line\n", Path(folder, "log").read_text())
+            for each in list(root.handlers):
+                root.removeHandler(each)
+                each.close()

@@ -12,6 +12,7 @@ waits in a temporary file. What an application returns decides how it is sent:
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
 import io
 import sys
@@ -62,6 +63,12 @@ class Bridge:
         self._requests: threads_module.Queue[tuple[asyncio.Future[StreamedResponse], dict[str, Any]] | None] = (
             threads_module.queue()
         )
+        #: Answers that the event loop has to send.
+        self._answers: collections.deque[
+            tuple[asyncio.Future[StreamedResponse], StreamedResponse, BaseException | None]
+        ] = collections.deque()
+        #: The event loop was asked to look at them, and has not begun.
+        self._asked = False
         self._threads = threads
         self._streams: set[Stream] = set()
         self._ending = False
@@ -140,7 +147,18 @@ class Bridge:
                 self._answer(environ, answer)
             except BaseException as error:  # noqa: BLE001  (the server logs it and answers 500)
                 failure = error
-            soon(loop, finish, future, answer, failure)
+            self._answers.append((future, answer, failure))
+            # Each call wakes the event loop by a system call. Requests that a scheduler answers together end together.
+            if not self._asked:
+                self._asked = True
+                soon(loop, self._finish_all)
+
+    def _finish_all(self) -> None:
+        """Hands the answers that are there to the tasks that wait for them."""
+        # Before they are looked at: a thread that adds one later asks again.
+        self._asked = False
+        while self._answers:
+            finish(*self._answers.popleft())
 
     def _answer(self, environ: dict[str, Any], answer: StreamedResponse) -> None:
         body = self._application(environ, answer.start_response)

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from oslo_context import context as oslo_context
@@ -147,12 +146,20 @@ def internal(service: str, request_id: str | None = None) -> RequestContext:
     )
 
 
-@contextlib.contextmanager
-def acting_for(context: oslo_context.RequestContext | None) -> Iterator[None]:
+class acting_for:
     """Makes a context that of the thread for the length of the block: its log lines and events name that request."""
-    before = oslo_context.get_current()
-    (context or anonymous()).update_store()
-    try:
-        yield
-    finally:
-        (before or anonymous()).update_store()
+
+    # A generator as a context manager would take three times as long; there are ten of these blocks per instance.
+
+    __slots__ = ("_before", "_context")
+
+    def __init__(self, context: oslo_context.RequestContext | None) -> None:
+        self._context = context
+        self._before: oslo_context.RequestContext | None = None
+
+    def __enter__(self) -> None:
+        self._before = oslo_context.get_current()
+        (self._context or anonymous()).update_store()
+
+    def __exit__(self, *failure: object) -> None:
+        (self._before or anonymous()).update_store()

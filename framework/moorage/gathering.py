@@ -35,8 +35,8 @@ class Gathered(Generic[R]):
     error: BaseException | None = field(default=None, kw_only=True)
     #: The work cannot be shared: its own thread does it.
     alone: bool = field(default=False, kw_only=True)
-    #: Set when the work is done, and when its thread has to lead.
-    woken: threads.Event = field(default_factory=threads.event, kw_only=True)
+    #: Set when the work is done, and when its thread has to lead; None: the thread does not wait.
+    woken: threads.Event | None = field(default=None, init=False)
 
     @property
     def decided(self) -> bool:
@@ -98,22 +98,23 @@ class Gathering(Generic[G]):
             if leads:
                 self._leaders += 1
             else:
+                mine.woken = threads.event()
                 self._waiting.append(mine)
-        if not leads and not self._wait(mine):
+        if mine.woken is not None and not self._wait(mine, mine.woken):
             return False
         if not mine.done:
             self._lead(mine)
         return True
 
-    def _wait(self, mine: G) -> bool:
+    def _wait(self, mine: G, woken: threads.Event) -> bool:
         """Waits until another thread has done the work, or until this thread has to lead or to do it alone."""
-        if mine.woken.wait(self._patience) or self._withdraw(mine):
+        if woken.wait(self._patience) or self._withdraw(mine):
             return True
-        if mine.woken.wait(self._until_end):
+        if woken.wait(self._until_end):
             return True
         with self._lock:
             # A thread that has to lead was woken under the lock.
-            return mine.woken.is_set()
+            return woken.is_set()
 
     def _withdraw(self, mine: G) -> bool:
         """Takes the work back if it still waits for a turn: its own thread does it alone. Returns whether it waited."""
@@ -139,11 +140,11 @@ class Gathering(Generic[G]):
         finally:
             with self._lock:
                 if self._waiting:
-                    self._waiting.pop(0).woken.set()
+                    _wake(self._waiting.pop(0))
                 else:
                     self._leaders -= 1
             for each in turn:
-                each.woken.set()
+                _wake(each)
 
     def _turn(self, mine: G) -> list[G]:
         """Chooses the work of one turn. Work that shares a key with work before it is left for a later turn."""
@@ -159,6 +160,11 @@ class Gathering(Generic[G]):
                     left.append(each)
             self._waiting = left
         return turn
+
+
+def _wake(each: Gathered[Any]) -> None:
+    if each.woken is not None:
+        each.woken.set()
 
 
 def own_error(error: BaseException) -> errors.MoorageError:

@@ -205,11 +205,11 @@ class CombinerTests(unittest.TestCase):
     def test_a_transaction_that_does_not_end_leaves_the_outcome_unknown(self) -> None:
         gathering = self.combiner._gathering
         gathering._patience = gathering._until_end = 0.01
-        member = Member(change("a"), None)
-        self.assertFalse(gathering._wait(member))
+        member, woken = Member(change("a"), None), threading.Event()
+        self.assertFalse(gathering._wait(member, woken))
         self.assertFalse(member.alone)
-        member.woken.set()
-        self.assertTrue(gathering._wait(member))
+        woken.set()
+        self.assertTrue(gathering._wait(member, woken))
         with (
             mock.patch.object(gathering, "_wait", return_value=False),
             mock.patch.object(gathering, "_leaders", 1),
@@ -280,7 +280,7 @@ class CombinerTests(unittest.TestCase):
         member = Member(change("given up"), None)
         gathering = self.combiner._gathering
         gathering._patience = gathering._until_end = 0.01
-        self.assertFalse(gathering._wait(member))
+        self.assertFalse(gathering._wait(member, threading.Event()))
         held.set()
         for name, each in found.items():
             # One of the two gave up as well, if its wait has ended before.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import logging as stdlib_logging
 import logging.handlers as stdlib_handlers
 import os
@@ -75,6 +76,17 @@ def setup(conf: cfg.ConfigOpts, name: str) -> None:
         if isinstance(handler, stdlib_logging.StreamHandler) and type(handler) in _PLAIN:
             root.removeHandler(handler)
             root.addHandler(_JointWrites(handler))
+    if as_usual and not conf.debug and all(type(each) is _JointWrites for each in root.handlers):
+        _collect_only_what_is_written()
+
+
+def _collect_only_what_is_written() -> None:
+    """Has records made without what the usual formats do not name: the caller, its thread, its process's name.
+
+    That is a third of a line's cost. See "Optimization" in the HOWTO of :mod:`logging`.
+    """
+    stdlib_logging._srcfile = None
+    stdlib_logging.logThreads = stdlib_logging.logMultiprocessing = False
 
 
 class _JointWrites(stdlib_logging.Handler):
@@ -166,11 +178,11 @@ class _InfoLines(stdlib_logging.Formatter):
             return self._inner.format(record)
         who = "-"
         if context is not None and context.request_id:
-            identity = (
+            identity = _identity(
                 context.user_id, context.project_id, context.domain_id, context.system_scope, context.user_domain_id,
                 context.project_domain_id,
             )  # fmt: skip
-            who = f"{context.global_request_id} {context.request_id} {' '.join(each or '-' for each in identity)}"
+            who = f"{context.global_request_id} {context.request_id} {identity}"
         when = f"{self._time(record)}.{int(record.msecs):03d}"
         return f"{when} {record.process} {record.levelname} {record.name} [{who}] {record.getMessage()}"
 
@@ -180,6 +192,11 @@ class _InfoLines(stdlib_logging.Formatter):
             text = self.formatTime(record, self.datefmt)
             self._second = int(record.created), text
         return text
+
+
+@functools.lru_cache(1024)
+def _identity(*parts: str | None) -> str:
+    return " ".join([each or "-" for each in parts])
 
 
 class _Encodable(stdlib_logging.Formatter):

@@ -152,7 +152,8 @@ class _Form:
             for name in names
             if (bind := self._compiled.binds.get(name)) is not None and bind.required and not self._processors.get(name)
         }
-        if len(names) > 1 and 2 * len(plain) > len(names):
+        # A statement may name a parameter more than once.
+        if len(names) > 1 and 2 * sum(name in plain for name in names) > len(names):
             return _picked([plain.get(name) for name in names], [values[name] for name in names])
         reads = [values[name] for name in names]
         return lambda given: tuple([read(given) for read in reads])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import hmac
 import ipaddress
 import json
@@ -266,7 +265,7 @@ class _Basic:
         users = self._read()
         # An unknown user costs as much time as a wrong password, so that the time does not tell which it was.
         hashed, roles = users.known.get(user, (self._unknown, ()))
-        digest = hmac.new(self._key, f"{user}\0{password}".encode(), hashlib.sha256).digest()
+        digest = hmac.digest(self._key, f"{user}\0{password}".encode(), "sha256")
         if digest not in users.verified and not _matches(password, hashed):
             raise errors.Unauthenticated("The user or the password is wrong.")
         with self._lock:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -133,6 +134,7 @@ _REMOVE_MANY = lease.REMOVE.delete(instances, _OF_UUIDS, _FENCE)
 _REMOVE_MANY_RETURNING = _REMOVE_MANY.returning(*_STATE)
 _READ_STATES = sa.select(*_STATE).where(_OF_UUIDS)
 _SHOWN = tuple(each.name for each in _STATE if each.name not in ("uuid", "fence", "destination_uuid"))
+_READ_GIVEN, _READ_SHOWN = operator.attrgetter(*_GIVEN), operator.attrgetter(*_SHOWN)
 _READ_STATE = sa.select(*_STATE).where(instances.c.uuid == sa.bindparam("of_uuid"))
 
 #: Characters of ``actual_detail``.
@@ -565,8 +567,12 @@ def _as_text(value: Any) -> Any:
 
 
 def _record_row(transaction: Any, what: str, row: Any, version: int, **other: Any) -> None:
-    state = {name: getattr(row, name) for name in _SHOWN}
-    _record(transaction, what, row.uuid, version, {**state, "destination_uuid": row.destination_uuid, **other})
+    _record(transaction, what, row.uuid, version, {**_shown(row), "destination_uuid": row.destination_uuid, **other})
+
+
+def _shown(row: Any) -> dict[str, Any]:
+    """What an event says of an instance, or of its row, without where it moves to."""
+    return dict(zip(_SHOWN, _READ_SHOWN(row), strict=True))
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -582,7 +588,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _values(instance: Instance) -> dict[str, Any]:
     """The columns of a new row."""
-    values = {name: getattr(instance, name) for name in _GIVEN}
+    values = dict(zip(_GIVEN, _READ_GIVEN(instance), strict=True))
     # JSON is written as plain mappings.
     values |= {"resources": dict(instance.resources), "request": dict(instance.request)}
     return values | {"pending": dict(instance.pending) or None}
@@ -590,8 +596,7 @@ def _values(instance: Instance) -> dict[str, Any]:
 
 def _inserted(transaction: Any, instance: Instance, created_at: int, updated_at: int) -> Instance:
     """Records that an instance was created, and returns it with its timestamps."""
-    state = {name: getattr(instance, name) for name in _SHOWN}
-    _record(transaction, "create", instance.uuid, instance.fence, {**state, "destination_uuid": ""})
+    _record(transaction, "create", instance.uuid, instance.fence, {**_shown(instance), "destination_uuid": ""})
     return replaced(instance, created_at=created_at, updated_at=updated_at)
 
 

@@ -193,6 +193,8 @@ class JointWriteTests(unittest.TestCase):
         before, level = list(root.handlers), root.level
         self.addCleanup(root.setLevel, level)
         self.addCleanup(setattr, root, "handlers", before)
+        for name in ("_srcfile", "logThreads", "logMultiprocessing"):
+            self.addCleanup(setattr, stdlib_logging, name, getattr(stdlib_logging, name))
         with tempfile.TemporaryDirectory() as folder:
             conf = cfg.ConfigOpts()
             logging.register_options(conf)
@@ -201,6 +203,27 @@ class JointWriteTests(unittest.TestCase):
             self.assertEqual([logs._JointWrites], [type(each) for each in root.handlers])
             logging.getLogger("moorage.somewhere").info("one line")
             self.assertIn(" INFO moorage.somewhere [-] one line\n", Path(folder, "log").read_text())
+            self.assertIsNone(stdlib_logging._srcfile)
             for each in list(root.handlers):
                 root.removeHandler(each)
                 each.close()
+
+    def test_callers_are_collected_for_formats_that_may_name_them(self) -> None:
+        root = stdlib_logging.getLogger()
+        before, level = list(root.handlers), root.level
+        self.addCleanup(root.setLevel, level)
+        self.addCleanup(setattr, root, "handlers", before)
+        for options in (["--debug"], ["--log-date-format", "%H"]):
+            conf = cfg.ConfigOpts()
+            logging.register_options(conf)
+            conf(options)
+            if "--debug" not in options:
+                conf.set_override("logging_default_format_string", "%(lineno)d %(message)s")
+            with self.subTest(options), mock.patch.object(sys, "stdout", io.StringIO()) as written:
+                logs.setup(conf, "moorage-test")
+                stdlib_logging.getLogger("moorage.somewhere").debug("a line")
+                stdlib_logging.getLogger("moorage.somewhere").warning("another")
+                self.assertIsNotNone(stdlib_logging._srcfile)
+                self.assertIn("another", written.getvalue())
+            for each in list(root.handlers):
+                root.removeHandler(each)

@@ -108,9 +108,13 @@ class _JointWrites(stdlib_logging.Handler):
         self._lines: collections.deque[str] = collections.deque()
 
     @override
-    def createLock(self) -> None:
-        # emit() may run in several threads.
-        self.lock = None
+    def handle(self, record: stdlib_logging.LogRecord) -> Any:
+        """As the standard library does it, without a lock: emit() may run in several threads."""
+        # From Python 3.12 on, a filter may return another record.
+        found: Any = self.filter(record)
+        if found:
+            self.emit(record if isinstance(found, bool) else found)
+        return found
 
     @override
     def emit(self, record: stdlib_logging.LogRecord) -> None:

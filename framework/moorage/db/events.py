@@ -12,8 +12,7 @@ transaction, and inserts its events after its write. So its events get greater i
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,18 +95,25 @@ def _insert(rows: int, dialect: sa.Dialect) -> str:
     return f"INSERT INTO events ({', '.join(_COLUMNS)}, at) VALUES {', '.join([row] * rows)}"  # noqa: S608  (no value is in it)
 
 
-def _values(event: JournalEvent, context: Any, service: str | None) -> tuple[Any, ...]:
-    return (
-        event.kind,
-        event.subject,
-        event.version,
-        _text(context, "user_id", 255),
-        service,
-        event.project_id,
-        _text(context, "request_id", 64),
-        _text(context, "global_request_id", 64),
-        json_text(event.state),
-    )
+def _values(pending: Sequence[tuple[JournalEvent, Any]], service: str | None) -> list[Any]:
+    """The values of the columns, event by event."""
+    found: list[Any] = []
+    # Several events of a transaction have one context.
+    known: dict[int, tuple[str, str, str]] = {}
+    for event, context in pending:
+        asked = known.get(id(context))
+        if asked is None:
+            asked = known[id(context)] = (
+                _text(context, "user_id", 255),
+                _text(context, "request_id", 64),
+                _text(context, "global_request_id", 64),
+            )
+        user, request, global_request = asked
+        state = json_text(event.state)
+        found += (
+            event.kind, event.subject, event.version, user, service, event.project_id, request, global_request, state,
+        )  # fmt: skip
+    return found
 
 
 def _text(context: Any, name: str, length: int) -> str:
@@ -127,8 +133,7 @@ def flush(transaction: sa.Connection, service: str | None) -> bool:
         return False
     for start in range(0, len(pending), _MOST):
         part = pending[start : start + _MOST]
-        values = tuple(itertools.chain.from_iterable(_values(event, context, service) for event, context in part))
-        transaction.exec_driver_sql(_insert(len(part), transaction.dialect), values)
+        transaction.exec_driver_sql(_insert(len(part), transaction.dialect), tuple(_values(part, service)))
     pending.clear()
     return True
 

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
+from moorage.json_text import writer
+
 __all__ = [
     "INNODB",
     "NAMING",
@@ -26,7 +28,7 @@ __all__ = [
 ]
 
 #: Writes JSON as text, the same for equal data: without spaces, keys in order.
-json_text = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
+json_text = writer(sort_keys=True)
 
 TypeT = TypeVar("TypeT", bound=sa.types.TypeEngine[Any])
 

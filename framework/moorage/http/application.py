@@ -24,13 +24,14 @@ from moorage.http.error_statuses import MethodNotAllowed, UnsupportedMediaType
 from moorage.http.route_table import PathRoutes, RouteTable
 from moorage.http.routes import PolicyCheck, Request, Response, Route, Schema, Version
 from moorage.http.validation import Validator, parse_json, refuse_unstorable
+from moorage.json_text import writer
 
 __all__ = ["Application", "ApplicationTools"]
 
 LOG = logging.getLogger(__name__)
 
 _JSON = "application/json"
-_JSON_TEXT = json.JSONEncoder(separators=(",", ":")).encode
+_JSON_TEXT = writer()
 _NO_QUERY: Schema = {"type": "object", "additionalProperties": False}
 
 

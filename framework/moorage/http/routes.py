@@ -7,6 +7,7 @@ knows how.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -89,6 +90,13 @@ class PolicyCheck(Protocol):
         """
 
 
+@functools.lru_cache(256)
+def _environ_key(name: str) -> str:
+    """Where a WSGI environment has a header."""
+    key = name.upper().replace("-", "_")
+    return key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else "HTTP_" + key
+
+
 @dataclass(slots=True)
 class Request:
     """A request. The application fills in the fields from top to bottom; the handler gets all of them.
@@ -135,8 +143,7 @@ class Request:
 
     def header(self, name: str) -> str | None:
         """A header of the request; None when it was not sent."""
-        key = name.upper().replace("-", "_")
-        found = self.environ.get(key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else "HTTP_" + key)
+        found = self.environ.get(_environ_key(name))
         return None if found is None else str(found)
 
     def check_policy(self, rule: str, target: Mapping[str, Any] | None = None) -> None:

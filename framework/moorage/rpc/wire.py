@@ -15,6 +15,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from moorage import errors, plugin_isolation, randomness
+from moorage.json_text import writer
 from moorage.rpc.interface import Handler, Message, Origin
 
 __all__ = [
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 LOG = logging.getLogger(__name__)
-_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_JSON = writer(allow_nan=False)
 #: Bytes of an error that is one part of a reply.
 _LARGEST_ERROR = 65_536
 

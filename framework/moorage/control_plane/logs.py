@@ -66,17 +66,20 @@ def setup(conf: cfg.ConfigOpts, name: str) -> None:
         raise errors.ConfigError(f"The log cannot be opened as [DEFAULT] has it: {error}") from error
     as_usual = all(conf[name] == text for name, text in _FORMATS.items())
     root = stdlib_logging.getLogger()
+    #: Whether all handlers write lines of the usual formats, and nothing else of a record.
+    plain = not conf.debug
     for handler in list(root.handlers):
         formatter = handler.formatter
         # A formatter of a file log_config_append may be another class, or write fractions of a second in the date.
         if type(formatter) is formatters.ContextFormatter and formatter.datefmt and as_usual:
             formatter = _InfoLines(formatter)
+        plain = plain and type(handler) in _PLAIN and type(formatter) is _InfoLines
         if formatter is not None:
             handler.setFormatter(_Encodable(formatter))
         if isinstance(handler, stdlib_logging.StreamHandler) and type(handler) in _PLAIN:
             root.removeHandler(handler)
             root.addHandler(_JointWrites(handler))
-    if as_usual and not conf.debug and all(type(each) is _JointWrites for each in root.handlers):
+    if plain:
         _collect_only_what_is_written()
 
 

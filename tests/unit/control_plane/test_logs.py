@@ -213,11 +213,11 @@ class JointWriteTests(unittest.TestCase):
         before, level = list(root.handlers), root.level
         self.addCleanup(root.setLevel, level)
         self.addCleanup(setattr, root, "handlers", before)
-        for options in (["--debug"], ["--log-date-format", "%H"]):
+        for options in (["--debug"], ["--log-date-format", "%H"], ["--use-json"]):
             conf = cfg.ConfigOpts()
             logging.register_options(conf)
             conf(options)
-            if "--debug" not in options:
+            if "--log-date-format" in options:
                 conf.set_override("logging_default_format_string", "%(lineno)d %(message)s")
             with self.subTest(options), mock.patch.object(sys, "stdout", io.StringIO()) as written:
                 logs.setup(conf, "moorage-test")

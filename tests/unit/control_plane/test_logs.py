@@ -200,6 +200,8 @@ class JointWriteTests(unittest.TestCase):
             logging.register_options(conf)
             conf(["--log-file", str(Path(folder, "log"))])
             logs.setup(conf, "moorage-test")
+            # Another test of this thread may have left its request.
+            context.anonymous().update_store()
             self.assertEqual([logs._JointWrites], [type(each) for each in root.handlers])
             logging.getLogger("moorage.somewhere").info("one line")
             self.assertIn(" INFO moorage.somewhere [-] one line\n", Path(folder, "log").read_text())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from oslo_context import context as oslo_context
@@ -15,7 +15,7 @@ from oslo_log import log as logging
 from moorage import errors, randomness, threads
 from moorage.clock import Clock
 from moorage.context import acting_for
-from moorage.read_only import replaced
+from moorage.read_only import EMPTY, replaced
 from moorage.rpc.server import request_id as id_of_request
 from moorage.scheduling.alike import AlikeRequests, what_is_asked
 from moorage.scheduling.constraints import scarce_resources, unfiltered
@@ -29,6 +29,7 @@ from moorage.scheduling.interface import (
     ClaimResult,
     ExcludedTargets,
     FleetSource,
+    Holds,
     InstanceRecord,
     NodeState,
     RequestSpec,
@@ -353,7 +354,9 @@ class Scheduler:
         self, policy: SchedulingPolicy, spec: RequestSpec, uuids: Sequence[str], request_id: str
     ) -> list[Selection]:
         works = [
-            self._work(policy, self._ranker.with_members(replace(spec, instance_uuid=uuid), uuids[:number]), request_id)
+            self._work(
+                policy, self._ranker.with_members(replaced(spec, instance_uuid=uuid), uuids[:number]), request_id
+            )
             for number, uuid in enumerate(uuids)
         ]
         placed: dict[str, Selection | Exception] = {}
@@ -561,8 +564,8 @@ class Scheduler:
 
     def _selected(self, work: Placement, choice: _Choice, result: ClaimResult) -> Selection:
         others = [choice.fleet.nodes[row] for row in choice.others]
-        alternates = tuple((other.host, other.name) for other in others)
-        return replace(self._placed(work, choice.node, result), alternates=alternates, limits=choice.limits)
+        alternates = tuple([(other.host, other.name) for other in others])
+        return replaced(self._placed(work, choice.node, result), alternates=alternates, limits=choice.limits)
 
     def _limits(self, work: Placement, fleet: Snapshot, row: int) -> Mapping[str, Any]:
         """What the filters promise of a node; nothing where they were not asked."""
@@ -592,7 +595,7 @@ class Scheduler:
         record = self._record(work.spec, choice.node)
         if work.held is not None:
             # An instance that moves is on its old node until it has moved; its destination is reserved under another uuid.
-            record = replace(record, uuid=work.held.uuid)
+            record = replaced(record, uuid=work.held.uuid)
         found = choice.ranking
         decision = {
             "considered": found.considered,
@@ -601,7 +604,7 @@ class Scheduler:
         }
         propose = choice.fleet.proposal(choice.row, work.spec)
         if propose is not None:
-            record = replace(record, holds=propose(frozenset()))
+            record = replaced(record, holds=propose(frozenset()))
         return record, replaced(work.spec, limits=choice.limits, decision=decision, propose=propose)
 
     def _claim(self, work: Placement, choice: _Choice) -> ClaimResult | None:
@@ -672,7 +675,7 @@ class Scheduler:
                 found = self._residents(node.uuid)
                 self._judge(work, choice, found)
                 try:
-                    return work.claimer.claim(replace(spec, residents=found.version), node.uuid, node.host, key)
+                    return work.claimer.claim(replaced(spec, residents=found.version), node.uuid, node.host, key)
                 except errors.ResidentsChanged as error:
                     LOG.debug("%s (%s)", error.message, spec.instance_uuid)
         raise errors.ConstraintViolated(
@@ -723,9 +726,9 @@ class Scheduler:
             node = node if row is None else fleet.nodes[row]
             if work.held is None:
                 self._reserver.reserve(self._record(work.spec, node))
-        record = replace(self._record(work.spec, node), holds=result.holds)
+        record = self._record(work.spec, node, result.holds)
         if work.held is not None:
-            self.view.hold(replace(work.held, host=node.host, node=node.name, holds=record.holds))
+            self.view.hold(replaced(work.held, host=node.host, node=node.name, holds=record.holds))
         elif result.holds is not None:
             # The claim may have taken of other providers than were proposed first.
             self._reserver.reserve(record)
@@ -795,7 +798,7 @@ class Scheduler:
             request_id=decision.request_id,
         )
 
-    def _record(self, spec: RequestSpec, node: NodeState) -> InstanceRecord:
+    def _record(self, spec: RequestSpec, node: NodeState, holds: Holds | None = None) -> InstanceRecord:
         return InstanceRecord(
             spec.instance_uuid,
             node.host,
@@ -803,9 +806,10 @@ class Scheduler:
             spec.flavor.flavorid,
             spec.flavor.resources,
             spec.project_id,
-            self._fields(spec, node) if self._fields is not None else {},
+            self._fields(spec, node) if self._fields is not None else EMPTY,
             busy=True,
             server_group=spec.server_group.name if spec.server_group is not None else "",
+            holds=holds,
         )
 
 

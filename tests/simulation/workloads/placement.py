@@ -275,6 +275,7 @@ class Placement(Workload):
             call(of.uuid)
         except errors.MoorageError as error:
             of.log.append(f"{self.kernel.now:.2f} {what}: {type(error).__name__}: {error.message}")
+            self.require(type(error) is not errors.MoorageError, f"a handler failed unexpectedly: {of.log[-1]}")
             return isinstance(error, errors.NotFound | errors.Conflict | errors.NoValidHost)
         of.log.append(f"{self.kernel.now:.2f} {what}: acknowledged")
         self.kernel.note("acknowledged", f"{what} {of.uuid}")

@@ -42,16 +42,13 @@ _REMEMBERED = 256
 _JSON = writer(ensure_ascii=False)
 #: The arguments of a context, by their names in messages: those that oslo.context's ``from_dict`` reads, and ours.
 _ARGUMENTS = {
-    **{"user": "user_id", "domain": "domain_id", "user_domain": "user_domain_id", "project_domain": "project_domain_id"},
-    **{
-        name: name
-        for name in (
-            "auth_token", "project_id", "is_admin", "read_only", "show_deleted", "request_id", "global_request_id",
-            "resource_uuid", "roles", "user_name", "project_name", "domain_name", "user_domain_name", "project_domain_name",
-            "is_admin_project", "system_scope", "traceparent", "received_at",
-        )
-    },
-}  # fmt: skip
+    name: name
+    for name in (
+        "auth_token", "project_id", "is_admin", "read_only", "show_deleted", "request_id", "global_request_id",
+        "resource_uuid", "roles", "user_name", "project_name", "domain_name", "user_domain_name", "project_domain_name",
+        "is_admin_project", "system_scope", "traceparent", "received_at",
+    )
+} | {"user": "user_id", "domain": "domain_id", "user_domain": "user_domain_id", "project_domain": "project_domain_id"}  # fmt: skip
 
 
 class RequestContext(oslo_context.RequestContext):
@@ -89,7 +86,7 @@ class RequestContext(oslo_context.RequestContext):
 
 
 def new_request_id(seconds: float) -> str:
-    """Returns a new id of a request. The service that answers the request makes it; the caller's is :func:`global_request_id`.
+    """Returns a new request id. The service that answers the request makes it; the caller's is :func:`global_request_id`.
 
     The ids sort by time. The journal has an index of the requests, in which the events of one moment are neighbours.
 
@@ -125,12 +122,10 @@ def from_text(text: str | None) -> RequestContext | None:
 def from_dict(values: Mapping[str, Any]) -> RequestContext:
     """The context that ``to_dict()`` described in another process; unknown keys are ignored."""
     given = {_ARGUMENTS[name]: value for name, value in values.items() if name in _ARGUMENTS}
-    has_id = bool(given.get("request_id"))
-    if not has_id:
-        # Otherwise oslo.context makes an id up, and logs would name a request that no client sent.
-        given["request_id"] = "-"
-    context = RequestContext(overwrite=False, **given)
-    if not has_id:
+    request_id = given.pop("request_id", None)
+    # Without an id, oslo.context would make one up, and logs would name a request that no client sent.
+    context = RequestContext(overwrite=False, request_id=request_id or "-", **given)
+    if not request_id:
         vars(context)["request_id"] = None
     return context
 

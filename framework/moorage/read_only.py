@@ -10,13 +10,10 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 __all__ = [
     "EMPTY",
@@ -30,7 +27,7 @@ __all__ = [
     "replaced",
 ]
 
-_Record = TypeVar("_Record", bound="DataclassInstance")
+_Record = TypeVar("_Record")
 _Type = TypeVar("_Type", bound=np.generic)
 
 
@@ -98,15 +95,18 @@ def frozen_array(array: npt.NDArray[_Type]) -> npt.NDArray[_Type]:
 
 
 @functools.cache
-def _reader(kind: type[DataclassInstance]) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
-    """The names of the fields of a dataclass, and a function that reads them all. It has two fields at least."""
+def _reader(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Returns the names of the fields of a dataclass, and a function that reads all of them from a record.
+
+    :param kind: has two fields at least.
+    """
     names = tuple(each.name for each in dataclasses.fields(kind))
     return names, operator.attrgetter(*names)
 
 
-def fields_of(record: DataclassInstance) -> dict[str, Any]:
+def fields_of(record: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass by name, in their order. The mapping shares the values, which ``asdict`` copies."""
-    names, read = _reader(type(record))
+    names, read = _reader(record.__class__)
     return dict(zip(names, read(record), strict=True))
 
 
@@ -115,7 +115,8 @@ def replaced(record: _Record, **changes: Any) -> _Record:
 
     :raises TypeError: it has no field of a name.
     """
-    return type(record)(**(fields_of(record) | changes))
+    kind: type[_Record] = type(record)
+    return kind(**(fields_of(record) | changes))
 
 
 def freeze_fields(record: object, *names: str) -> None:

@@ -7,7 +7,7 @@ Runs in every scheduler. Nothing is agreed between them: the row of a request is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from oslo_log import log as logging
@@ -152,8 +152,7 @@ class CleanupCoordinator:
                 "[cleanup] unclaimed_timeout.",
                 path="resource_id",
             )
-        values = {name: getattr(filters, name) for name in CleanupFilter.__dataclass_fields__}
-        return CleanupFilter(**{**values, "service": owner})
+        return replace(filters, service=owner)
 
     # -- automatically --------------------------------------------------------------------------------------------
 

@@ -345,7 +345,7 @@ class Enrolment(FleetWriter):
         return _Rows(self._nodes.recent(since), store.recent_providers(_NEVER).count)
 
     def _lacking_of(self, uuids: Collection[str]) -> list[str]:
-        """Returns the uuids that no provider has.
+        """Returns the uuids of nodes without a provider.
 
         :param uuids: of nodes, at most :data:`_PAGE`.
         """

@@ -66,7 +66,7 @@ def setup(conf: cfg.ConfigOpts, name: str) -> None:
         raise errors.ConfigError(f"The log cannot be opened as [DEFAULT] has it: {error}") from error
     as_usual = all(conf[name] == text for name, text in _FORMATS.items())
     root = stdlib_logging.getLogger()
-    #: Whether all handlers write lines of the usual formats, and nothing else of a record.
+    # Whether all handlers write lines of the usual formats, and nothing else of a record.
     plain = not conf.debug
     for handler in list(root.handlers):
         formatter = handler.formatter
@@ -84,16 +84,16 @@ def setup(conf: cfg.ConfigOpts, name: str) -> None:
 
 
 def _collect_only_what_is_written() -> None:
-    """Has records made without what the usual formats do not name: the caller, its thread, its process's name.
+    """Stops collecting what the usual formats do not name: the caller, its thread, the name of its process.
 
-    That is a third of a line's cost. See "Optimization" in the HOWTO of :mod:`logging`.
+    That is a third of the cost of a line. See "Optimization" in the HOWTO of :mod:`logging`.
     """
     stdlib_logging._srcfile = None
     stdlib_logging.logThreads = stdlib_logging.logMultiprocessing = False
 
 
 class _JointWrites(stdlib_logging.Handler):
-    """Passes lines to the stream of another handler without waiting while another thread writes there.
+    """Writes lines to the stream of another handler; a thread does not wait while another one writes.
 
     Threads whose requests end together would wait for each other's writes. A thread that finds another one writing leaves its line
     to it, and is not kept; the writer takes all lines that are there at once. Each line is written before the writer returns.

@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 from moorage import threads as threads_module
-from moorage.http.routes import Wsgi
+from moorage.http.routes import Wsgi, environ_key
 from moorage.http.streams import Receive, Send, Stream, StreamedResponse, finish, refuse, soon
 
 __all__ = ["Bridge", "Connection"]
@@ -154,7 +154,7 @@ class Bridge:
                 soon(loop, self._finish_all)
 
     def _finish_all(self) -> None:
-        """Hands the answers that are there to the tasks that wait for them."""
+        """Passes finished answers to the tasks that wait for them."""
         # Before they are looked at: a thread that adds one later asks again.
         self._asked = False
         while self._answers:
@@ -218,7 +218,4 @@ def _environ(scope: Mapping[str, Any]) -> dict[str, Any]:
 @functools.lru_cache(1024)
 def _key(name: bytes) -> str:
     """The environment's name of a header; empty if it has none of its own: X_Y would be taken for X-Y."""
-    if b"_" in name:
-        return ""
-    key = name.decode("latin-1").upper().replace("-", "_")
-    return key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else "HTTP_" + key
+    return "" if b"_" in name else environ_key(name.decode("latin-1"))

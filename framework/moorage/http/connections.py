@@ -184,7 +184,7 @@ class LimitedConnection(asyncio.Protocol):
         self._reading = self._loop.call_later(self._pending.seconds, self._check_reading, left)
 
     def _await_more(self) -> None:
-        """Let the client send more within the time. The timer stays while requests come and go: it looks at the deadline."""
+        """Gives the client its time again to send more. One timer serves all requests: it looks at the deadline when it fires."""
         self._deadline = self._loop.time() + self._pending.seconds
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._check_deadline)

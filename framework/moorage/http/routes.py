@@ -28,6 +28,7 @@ __all__ = [
     "Schema",
     "Version",
     "Wsgi",
+    "environ_key",
     "wanted_fields",
 ]
 
@@ -91,8 +92,8 @@ class PolicyCheck(Protocol):
 
 
 @functools.lru_cache(256)
-def _environ_key(name: str) -> str:
-    """Where a WSGI environment has a header."""
+def environ_key(name: str) -> str:
+    """Returns the key of a header in a WSGI environment (PEP 3333)."""
     key = name.upper().replace("-", "_")
     return key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else "HTTP_" + key
 
@@ -143,7 +144,7 @@ class Request:
 
     def header(self, name: str) -> str | None:
         """A header of the request; None when it was not sent."""
-        found = self.environ.get(_environ_key(name))
+        found = self.environ.get(environ_key(name))
         return None if found is None else str(found)
 
     def check_policy(self, rule: str, target: Mapping[str, Any] | None = None) -> None:

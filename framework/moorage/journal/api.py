@@ -15,6 +15,7 @@ from moorage.http.routes import PolicyRule, Request, Response, Route
 from moorage.journal.reader import EventFilter, EventPage, JournalReader
 from moorage.journal.tail import Tail
 from moorage.journal.waiting_limit import WaitingLimit
+from moorage.read_only import fields_of
 from moorage.scheduling.api import allowed
 
 __all__ = ["POLICIES", "routes"]
@@ -246,7 +247,7 @@ def _shown(page: EventPage, places: bool, before: Mapping[int, Mapping[str, Any]
 
 
 def _event(event: RecordedEvent, places: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {name: getattr(event, name) for name in event.__slots__}
+    found = fields_of(event)
     found["state"] = _visible(event.state, places)
     if not places:
         del found["service"]

@@ -571,7 +571,7 @@ def _record_row(transaction: Any, what: str, row: Any, version: int, **other: An
 
 
 def _shown(row: Any) -> dict[str, Any]:
-    """What an event says of an instance, or of its row, without where it moves to."""
+    """Returns the state of an instance, or of its row, for an event; without the destination of a move."""
     return dict(zip(_SHOWN, _READ_SHOWN(row), strict=True))
 
 

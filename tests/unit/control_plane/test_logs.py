@@ -188,13 +188,17 @@ class JointWriteTests(unittest.TestCase):
         handler.handle(_record("kept"))
         self.assertEqual("kept\n", stream.getvalue())
 
-    def test_handlers_that_only_write_are_wrapped(self) -> None:
+    def kept_root(self) -> stdlib_logging.Logger:
+        """The root logger, which gets back at the end what :func:`logs.setup` changes."""
         root = stdlib_logging.getLogger()
-        before, level = list(root.handlers), root.level
-        self.addCleanup(root.setLevel, level)
-        self.addCleanup(setattr, root, "handlers", before)
+        self.addCleanup(root.setLevel, root.level)
+        self.addCleanup(setattr, root, "handlers", list(root.handlers))
         for name in ("_srcfile", "logThreads", "logMultiprocessing"):
             self.addCleanup(setattr, stdlib_logging, name, getattr(stdlib_logging, name))
+        return root
+
+    def test_handlers_that_only_write_are_wrapped(self) -> None:
+        root = self.kept_root()
         with tempfile.TemporaryDirectory() as folder:
             conf = cfg.ConfigOpts()
             logging.register_options(conf)
@@ -211,10 +215,7 @@ class JointWriteTests(unittest.TestCase):
                 each.close()
 
     def test_callers_are_collected_for_formats_that_may_name_them(self) -> None:
-        root = stdlib_logging.getLogger()
-        before, level = list(root.handlers), root.level
-        self.addCleanup(root.setLevel, level)
-        self.addCleanup(setattr, root, "handlers", before)
+        root = self.kept_root()
         for options in (["--debug"], ["--log-date-format", "%H"], ["--use-json"]):
             conf = cfg.ConfigOpts()
             logging.register_options(conf)

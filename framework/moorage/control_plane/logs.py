@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import logging as stdlib_logging
 import logging.handlers as stdlib_handlers
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from oslo_config import cfg
 from oslo_context import context as oslo_context
@@ -18,11 +20,12 @@ from oslo_log import log as logging
 from typing_extensions import override
 
 from moorage import errors
+from moorage.clock import SystemClock
 from moorage.context import RequestContext
 
 __all__ = ["check", "setup"]
 
-#: The formats that :class:`_InfoLines` writes: oslo.log's defaults.
+#: The formats of :class:`_InfoLines`: oslo.log's defaults.
 _FORMATS = {
     "logging_context_format_string": "%(asctime)s.%(msecs)03d %(process)d %(levelname)s %(name)s "
     "[%(global_request_id)s %(request_id)s %(user_identity)s] %(instance)s%(message)s",
@@ -32,7 +35,7 @@ _FORMATS = {
 }
 #: Handlers that do nothing but write lines: others rotate files, or color lines.
 _PLAIN = (stdlib_logging.StreamHandler, stdlib_handlers.WatchedFileHandler)
-#: What a record has beside its text where the caller gave no more (an instance, another context).
+#: What a line has beside its text where the caller gave no more (an instance, another context).
 _NO_EXTRA = ["project", "version"]
 
 
@@ -64,32 +67,31 @@ def setup(conf: cfg.ConfigOpts, name: str) -> None:
         logging.setup(conf, name)
     except (OSError, logging.LogConfigError) as error:
         raise errors.ConfigError(f"The log cannot be opened as [DEFAULT] has it: {error}") from error
-    as_usual = all(conf[name] == text for name, text in _FORMATS.items())
     root = stdlib_logging.getLogger()
-    # Whether all handlers write lines of the usual formats, and nothing else of a record.
-    plain = not conf.debug
+    as_usual = all(conf[name] == text for name, text in _FORMATS.items())
+    date_formats = {_date_format(each) if as_usual else None for each in root.handlers}
     for handler in list(root.handlers):
-        formatter = handler.formatter
-        # A formatter of a file log_config_append may be another class, or write fractions of a second in the date.
-        if type(formatter) is formatters.ContextFormatter and formatter.datefmt and as_usual:
-            formatter = _InfoLines(formatter)
-        plain = plain and type(handler) in _PLAIN and type(formatter) is _InfoLines
-        if formatter is not None:
-            handler.setFormatter(_Encodable(formatter))
         if isinstance(handler, stdlib_logging.StreamHandler) and type(handler) in _PLAIN:
             root.removeHandler(handler)
             root.addHandler(_JointWrites(handler))
-    if plain:
-        _collect_only_what_is_written()
+        elif handler.formatter is not None:
+            handler.setFormatter(_Encodable(handler.formatter))
+    date_format = date_formats.pop() if len(date_formats) == 1 else None
+    _InfoLogger.lines = _InfoLines(root.handlers, date_format) if date_format else None
+    # Loggers of Moorage and its plugins, and those to come.
+    stdlib_logging.setLoggerClass(_InfoLogger)
+    for logger in list(stdlib_logging.Logger.manager.loggerDict.values()):
+        if type(logger) is stdlib_logging.Logger:
+            logger.__class__ = _InfoLogger
 
 
-def _collect_only_what_is_written() -> None:
-    """Stops collecting what the usual formats do not name: the caller, its thread, the name of its process.
-
-    That is a third of the cost of a line. See "Optimization" in the HOWTO of :mod:`logging`.
-    """
-    stdlib_logging._srcfile = None
-    stdlib_logging.logThreads = stdlib_logging.logMultiprocessing = False
+def _date_format(handler: stdlib_logging.Handler) -> str | None:
+    """Returns how a handler writes dates; None if it does not write all lines of level INFO by oslo.log's formats."""
+    formatter = handler.formatter
+    # A formatter of a file log_config_append may be another class, or write fractions of a second in the date.
+    if type(handler) not in _PLAIN or type(formatter) is not formatters.ContextFormatter:
+        return None
+    return formatter.datefmt if handler.level <= stdlib_logging.INFO and not handler.filters else None
 
 
 class _JointWrites(stdlib_logging.Handler):
@@ -122,17 +124,21 @@ class _JointWrites(stdlib_logging.Handler):
     @override
     def emit(self, record: stdlib_logging.LogRecord) -> None:
         try:
-            self._lines.append(self._inner.format(record) + self._inner.terminator)
-            # Another thread may have added a line after the writer looked, and before it let the lock go.
-            while self._lines:
-                if not self._lock.acquire(blocking=len(self._lines) > self.most):
-                    return
-                try:
-                    self._write()
-                finally:
-                    self._lock.release()
+            self.write(self._inner.format(record))
         except Exception:  # noqa: BLE001  (as the handlers of the standard library do)
             self.handleError(record)
+
+    def write(self, line: str) -> None:
+        """Writes a line, or leaves it to the thread that writes now."""
+        self._lines.append(line + self._inner.terminator)
+        # Another thread may have added a line after the writer looked, and before it let the lock go.
+        while self._lines:
+            if not self._lock.acquire(blocking=len(self._lines) > self.most):
+                return
+            try:
+                self._write()
+            finally:
+                self._lock.release()
 
     @override
     def flush(self) -> None:
@@ -156,49 +162,97 @@ class _JointWrites(stdlib_logging.Handler):
             return
         if isinstance(self._inner, stdlib_handlers.WatchedFileHandler):
             self._inner.reopenIfNeeded()
-        self._inner.stream.write("".join(lines))
+        self._inner.stream.write(_encodable("".join(lines)))
         self._inner.flush()
 
 
-class _InfoLines(stdlib_logging.Formatter):
-    """Formats lines of level INFO as oslo.log does with its default formats, in a fifth of the time.
+class _InfoLines:
+    """Writes lines of level INFO as oslo.log does with its default formats, in a fifth of the time.
 
-    oslo.log fills in all fields that any format may name, for each line. It formats the lines that have more than a text: those
-    of other levels, exceptions, and what the caller of the logger adds.
+    oslo.log fills in all fields that any format may name, for each line.
+
+    :param handlers: all handlers of the root logger; each is a :class:`_JointWrites`.
     """
 
-    def __init__(self, inner: formatters.ContextFormatter) -> None:
-        super().__init__(datefmt=inner.datefmt)
-        self._inner = inner
+    def __init__(self, handlers: Sequence[stdlib_logging.Handler], date_format: str) -> None:
+        self._handlers = [each for each in handlers if isinstance(each, _JointWrites)]
+        self._formatter = stdlib_logging.Formatter(datefmt=date_format)
+        self._clock = SystemClock()
         #: The last second that was formatted.
         self._second: tuple[int, str] = (0, "")
 
-    @override
-    def format(self, record: stdlib_logging.LogRecord) -> str:
-        plain = record.levelno == stdlib_logging.INFO and not (record.exc_info or record.exc_text or record.stack_info)
-        context = oslo_context.get_current()
-        if (
-            not plain
-            or record.__dict__.get("extra_keys") != _NO_EXTRA
-            or not (context is None or (type(context) is RequestContext and not context.resource_uuid))
-        ):
-            return self._inner.format(record)
-        who = "-"
-        if context is not None and context.request_id:
-            identity = _identity(
-                context.user_id, context.project_id, context.domain_id, context.system_scope, context.user_domain_id,
-                context.project_domain_id,
-            )  # fmt: skip
-            who = f"{context.global_request_id} {context.request_id} {identity}"
-        when = f"{self._time(record)}.{int(record.msecs):03d}"
-        return f"{when} {record.process} {record.levelname} {record.name} [{who}] {record.getMessage()}"
+    def are_all_of(self, logger: stdlib_logging.Logger) -> bool:
+        """Returns whether lines of a logger are written here and nowhere else."""
+        above: stdlib_logging.Logger | None = logger
+        while above is not None and above.parent is not None:
+            if above.handlers or not above.propagate:
+                return False
+            above = above.parent
+        return above is not None and above.handlers == self._handlers
 
-    def _time(self, record: stdlib_logging.LogRecord) -> str:
+    def write(self, name: str, message: str) -> bool:
+        """Writes a line; returns False if the line is to have more than its text."""
+        context = oslo_context.get_current()
+        who = "-"
+        if context is not None:
+            if type(context) is not RequestContext or context.resource_uuid:
+                return False
+            if context.request_id:
+                identity = _identity(
+                    context.user_id, context.project_id, context.domain_id, context.system_scope, context.user_domain_id,
+                    context.project_domain_id,
+                )  # fmt: skip
+                who = f"{context.global_request_id} {context.request_id} {identity}"
+        now = self._clock.wall()
+        when = f"{self._time(int(now))}.{int(now % 1 * 1000):03d}"
+        line = f"{when} {os.getpid()} INFO {name} [{who}] {message}"
+        for handler in self._handlers:
+            handler.write(line)
+        return True
+
+    def _time(self, now: int) -> str:
         second, text = self._second
-        if int(record.created) != second:
-            text = self.formatTime(record, self.datefmt)
-            self._second = int(record.created), text
+        if now != second:
+            text = self._formatter.formatTime(stdlib_logging.makeLogRecord({"created": now}), self._formatter.datefmt)
+            self._second = now, text
         return text
+
+
+class _InfoLogger(stdlib_logging.Logger):
+    """Writes lines of level INFO without a record; making and passing on a record takes longer than the rest of a line.
+
+    It does so for lines that have nothing but a text, and while all handlers write such lines as oslo.log does by default.
+    """
+
+    #: Writes them; None: other handlers or formats are configured.
+    lines: ClassVar[_InfoLines | None] = None
+
+    @override
+    def _log(
+        self,
+        level: int,
+        msg: object,
+        args: Any,
+        exc_info: Any = None,
+        extra: Mapping[str, object] | None = None,
+        stack_info: bool = False,
+        stacklevel: int = 1,
+    ) -> None:
+        lines = self.lines
+        if (
+            level == stdlib_logging.INFO
+            and lines is not None
+            and extra is not None
+            and extra.get("extra_keys") == _NO_EXTRA
+            and not (exc_info or stack_info or self.filters)
+            and lines.are_all_of(self)
+        ):
+            # A wrong message raises here; logging reports it.
+            with contextlib.suppress(Exception):
+                if lines.write(self.name, str(msg) % args if args else str(msg)):
+                    return
+        # This method is not the caller that a record names.
+        super()._log(level, msg, args, exc_info, extra, stack_info, stacklevel + 1)
 
 
 @functools.lru_cache(1024)
@@ -215,4 +269,8 @@ class _Encodable(stdlib_logging.Formatter):
 
     @override
     def format(self, record: stdlib_logging.LogRecord) -> str:
-        return self._inner.format(record).encode("utf-8", "backslashreplace").decode("utf-8")
+        return _encodable(self._inner.format(record))
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

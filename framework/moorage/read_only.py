@@ -113,10 +113,20 @@ def fields_of(record: Any) -> dict[str, Any]:
 def replaced(record: _Record, **changes: Any) -> _Record:
     """Copies a dataclass with other values of some fields, as :func:`dataclasses.replace` does, in a quarter of the time.
 
+    A record without slots is copied in an eighth; all its attributes must be fields.
+
     :raises TypeError: it has no field of a name.
     """
     kind: type[_Record] = type(record)
-    return kind(**(fields_of(record) | changes))
+    fields: dict[str, Any] | None = getattr(record, "__dict__", None)
+    if fields is None or not changes.keys() <= fields.keys():
+        return kind(**(fields_of(record) | changes))
+    found = object.__new__(kind)
+    vars(found).update(fields, **changes)
+    check = getattr(kind, "__post_init__", None)
+    if check is not None:
+        check(found)
+    return found
 
 
 def freeze_fields(record: object, *names: str) -> None:

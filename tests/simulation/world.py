@@ -377,8 +377,8 @@ class World:
         return refusal
 
     def _watched_claim(self, place: Any) -> Any:
-        def placed(scheduler: Scheduler, work: Any, node: Any, result: Any) -> Any:
-            made = place(scheduler, work, node, result)
+        def placed(scheduler: Scheduler, work: Any, *arguments: Any) -> Any:
+            made = place(scheduler, work, *arguments)
             self.at_claim(scheduler, work, made)
             return made
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage import errors, plugin_isolation
-from moorage.read_only import frozen_array
+from moorage.read_only import FrozenDict, frozen_array, frozen_mapping
 from moorage.scheduling.interface import (
     SKIP,
     HostFilter,
@@ -91,12 +91,19 @@ class Judgement:
     :param rows: those that passed, ascending.
     :param removed: filter -> how many nodes it removed.
     :param weighings: the raw weights of these rows; empty if there are fewer than two rows.
+    :ivar counts: how many nodes were considered, passed and were removed by which filter, as the journal keeps it.
     """
 
     rows: Rows
     considered: int
     removed: dict[str, int]
     weighings: list[Weighing]
+    counts: FrozenDict = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        removed = {name: count for name, count in self.removed.items() if count}
+        counts = {"considered": self.considered, "passed": len(self.rows), "removed": removed}
+        object.__setattr__(self, "counts", frozen_mapping(counts))
 
     def ranking(self, best: Rows, weights: npt.NDArray[np.float64], **more: Any) -> Ranking:
         """Returns the ranking with some of the rows.

@@ -113,7 +113,7 @@ class ServerGroup:
     left: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RequestSpec:
     """What is asked of the scheduler for one instance, or for several alike.
 

@@ -12,6 +12,7 @@ from oslo_log import log as logging
 from moorage import context as request_context
 from moorage import errors, threads
 from moorage.context import acting_for
+from moorage.read_only import replaced
 from moorage.rpc import wire
 from moorage.rpc.server import incoming, rpc_method
 from moorage.scheduling.host_pages import host_page, one_host
@@ -60,7 +61,8 @@ class SchedulerEndpoint:
         Returns the instance as it was written (``instance``), unless the claim is an earlier one. ``host`` and ``node`` are empty
         where the instance of the earlier claim is in error or shelved.
         """
-        selection = self._placements.place(self._placements.prepare(self._spec(request), request_id))
+        self._await_fleet()
+        selection = self._placements.place(self._placements.prepare(_SpecReader().spec(request), request_id))
         _log_placed([selection])
         return _placed(selection)
 
@@ -77,10 +79,11 @@ class SchedulerEndpoint:
         self._await_fleet()
         works: list[Placement] = []
         replies: list[dict[str, Any] | None] = []
+        read = _SpecReader()
         for each in requests:
             with acting_for(request_context.from_dict(each["context"])):
                 try:
-                    works.append(self._placements.prepare(self._spec(each["request"]), each["request_id"]))
+                    works.append(self._placements.prepare(read.spec(each["request"]), each["request_id"]))
                     replies.append(None)
                 except Exception as error:  # noqa: BLE001  (the others are placed nevertheless)
                     replies.append(wire.error_reply(error, "create_instance"))
@@ -105,14 +108,16 @@ class SchedulerEndpoint:
 
         Returns the instances as they were written, each empty if its claim is an earlier one.
         """
-        selections = self._placements.place_many(self._spec(request), uuids, request_id)
+        self._await_fleet()
+        selections = self._placements.place_many(_SpecReader().spec(request), uuids, request_id)
         _log_placed(selections)
         return [dict(selection.shown) for selection in selections]
 
     @rpc_method
     def select(self, request: Mapping[str, Any], count: int, explain: bool = False) -> dict[str, Any]:
         """Where it would go."""
-        return self._scheduler.select(self._spec(request), count, explain=explain)
+        self._await_fleet()
+        return self._scheduler.select(_SpecReader().spec(request), count, explain=explain)
 
     @rpc_method
     def decision(self, request_id: str, node: str | None = None) -> dict[str, Any]:
@@ -183,14 +188,30 @@ class SchedulerEndpoint:
         if not self._ready.wait(_PATIENCE):
             raise errors.Unavailable("This scheduler is still reading the fleet; try again.")
 
-    def _spec(self, request: Mapping[str, Any]) -> RequestSpec:
-        self._await_fleet()
+
+class _SpecReader:
+    """Reads the requests of a message. Those that differ from the one before only in uuid and name share all else with it."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Any, RequestSpec] | None = None
+
+    def spec(self, request: Mapping[str, Any]) -> RequestSpec:
+        """Reads a request of the caller whose context the thread has."""
         context = oslo_context.get_current()
-        if context is None:
-            return spec_from_json(request, "", "")
-        return spec_from_json(
-            request, context.project_id or "", context.user_id or "", all_projects=bool(context.system_scope)
-        )
+        who = ("", "", True) if context is None else _identity(context)
+        shared = dict(request)
+        uuid, name = shared.pop("uuid", None), shared.pop("name", "")
+        if uuid and self._known is not None and self._known[0] == (who, shared):
+            known = self._known[1]
+            return replaced(known, instance_uuid=str(uuid), properties={**known.properties, "name": name})
+        project_id, user_id, all_projects = who
+        spec = spec_from_json(request, project_id, user_id, all_projects=all_projects)
+        self._known = (who, shared), spec
+        return spec
+
+
+def _identity(context: oslo_context.RequestContext) -> tuple[str, str, bool]:
+    return context.project_id or "", context.user_id or "", bool(context.system_scope)
 
 
 def _placed(selection: Selection) -> dict[str, Any]:

@@ -475,9 +475,9 @@ class Scheduler:
             fleet, ranking, candidates = self._rank(work)
             for place in range(len(candidates)):
                 choice = self._choice(work, fleet, ranking, candidates[place:])
-                result = self._claim(work, choice)
-                if result is not None:
-                    return self._selected(work, choice, result)
+                selection = self._claim(work, choice)
+                if selection is not None:
+                    return selection
                 if "state" in decision.refusals[-1]:
                     # An agent may have more nodes than are tried: none of them is ranked again.
                     break
@@ -508,12 +508,12 @@ class Scheduler:
             for (_, _, record), result in zip(chosen, results, strict=True):
                 if isinstance(result, BaseException):
                     self._reserver.unreserve(record)
-        for (place, choice, _), result in zip(chosen, results, strict=True):
+        for (place, choice, record), result in zip(chosen, results, strict=True):
             work = works[place]
             try:
                 with acting_for(work.context):
                     if isinstance(result, ClaimResult):
-                        outcomes[place] = self._selected(work, choice, result)
+                        outcomes[place] = self._selected(work, choice, result, record)
                     else:
                         self._note_refusal(work, choice, result)
             except Exception as error:  # noqa: BLE001  (it is raised when all are known)
@@ -562,10 +562,16 @@ class Scheduler:
             fleet, ranking, rows[0], rows[1 : 1 + work.policy.alternates], self._limits(work, fleet, rows[0])
         )
 
-    def _selected(self, work: Placement, choice: _Choice, result: ClaimResult) -> Selection:
+    def _selected(self, work: Placement, choice: _Choice, result: ClaimResult, record: InstanceRecord) -> Selection:
+        """The selection of a node that was claimed.
+
+        :param record: the instance as it was reserved on the node.
+        """
         others = [choice.fleet.nodes[row] for row in choice.others]
         alternates = tuple([(other.host, other.name) for other in others])
-        return replaced(self._placed(work, choice.node, result), alternates=alternates, limits=choice.limits)
+        as_reserved = work.held is None and record.holds is None and result.holds is None
+        known = record if as_reserved and result.node_uuid == choice.node.uuid else None
+        return self._placed(work, choice.node, result, known, alternates, choice.limits)
 
     def _limits(self, work: Placement, fleet: Snapshot, row: int) -> Mapping[str, Any]:
         """What the filters promise of a node; nothing where they were not asked."""
@@ -596,27 +602,23 @@ class Scheduler:
         if work.held is not None:
             # An instance that moves is on its old node until it has moved; its destination is reserved under another uuid.
             record = replaced(record, uuid=work.held.uuid)
-        found = choice.ranking
-        decision = {
-            "considered": found.considered,
-            "passed": found.passed,
-            "removed": {name: count for name, count in found.removed.items() if count},
-        }
+        decision = choice.ranking.judgement.counts
         propose = choice.fleet.proposal(choice.row, work.spec)
         if propose is not None:
             record = replaced(record, holds=propose(frozenset()))
         return record, replaced(work.spec, limits=choice.limits, decision=decision, propose=propose)
 
-    def _claim(self, work: Placement, choice: _Choice) -> ClaimResult | None:
+    def _claim(self, work: Placement, choice: _Choice) -> Selection | None:
         """Claim a node; None when that is refused. Other requests see it as taken meanwhile."""
         record, spec = self._wanted(work, choice)
         try:
             with self._reserving() as reserve:
                 reserve(work, record)
-                return self._claim_as_judged(work, choice, spec)
+                result = self._claim_as_judged(work, choice, spec)
         except errors.MoorageError as error:
             self._note_refusal(work, choice, error)
             return None
+        return self._selected(work, choice, result, record)
 
     def _note_refusal(self, work: Placement, choice: _Choice, error: BaseException) -> None:
         """Note why a node refused the request, and what is outdated by that; raises an error that is no refusal of the node."""
@@ -715,7 +717,19 @@ class Scheduler:
         )
         return Selection(record, "", result.repeated, len(work.decision.refusals) + 1)
 
-    def _placed(self, work: Placement, node: NodeState, result: ClaimResult) -> Selection:
+    def _placed(
+        self,
+        work: Placement,
+        node: NodeState,
+        result: ClaimResult,
+        record: InstanceRecord | None = None,
+        alternates: tuple[tuple[str, str], ...] = (),
+        limits: Mapping[str, Any] = EMPTY,
+    ) -> Selection:
+        """The selection that a claim has made, for the other parts of the scheduler as well.
+
+        :param record: the instance on the node; None: it is made from the request.
+        """
         if not result.node_uuid:
             self._reserver.unreserve(self._record(work.spec, node))
             return self._unplaced(work, result)
@@ -726,7 +740,8 @@ class Scheduler:
             node = node if row is None else fleet.nodes[row]
             if work.held is None:
                 self._reserver.reserve(self._record(work.spec, node))
-        record = self._record(work.spec, node, result.holds)
+        if record is None:
+            record = self._record(work.spec, node, result.holds)
         if work.held is not None:
             self.view.hold(replaced(work.held, host=node.host, node=node.name, holds=record.holds))
         elif result.holds is not None:
@@ -740,7 +755,9 @@ class Scheduler:
         if not result.repeated:
             self._decided(decision)
         attempts = len(decision.refusals) + 1
-        return Selection(record, result.node_uuid, result.repeated, attempts, shown=result.shown, token=result.token)
+        return Selection(
+            record, result.node_uuid, result.repeated, attempts, alternates, limits, result.shown, result.token
+        )
 
     def _candidates(self, policy: SchedulingPolicy, ranking: Ranking) -> list[int]:
         """Rows to try, best first; the first ``host_subset_size``, and equally good ones where that is wanted, shuffled."""

@@ -45,6 +45,12 @@ class Connection(Protocol):
     def body_arrived(self) -> None:
         """The body has arrived, too."""
 
+    def hold_writes(self) -> None:
+        """Sends nothing before :meth:`release_writes`."""
+
+    def release_writes(self) -> None:
+        """Sends what was written meanwhile, at once."""
+
     def answered(self) -> None:
         """The request was answered."""
 
@@ -88,7 +94,7 @@ class Bridge:
                 if not read:
                     # The rest of the body is not read: the connection cannot be used again.
                     answer.headers.append((b"connection", b"close"))
-                await self._send(answer, receive, send)
+                await self._send(answer, receive, send, connection)
                 connection.answered()
         finally:
             environ["wsgi.input"].close()
@@ -167,10 +173,14 @@ class Bridge:
         else:
             answer.body = body
 
-    async def _send(self, answer: StreamedResponse, receive: Receive, send: Send) -> None:
+    async def _send(self, answer: StreamedResponse, receive: Receive, send: Send, connection: Connection) -> None:
         if isinstance(answer.body, bytes):
-            await send(answer.start())
-            await send({"type": "http.response.body", "body": answer.body})
+            connection.hold_writes()
+            try:
+                await send(answer.start())
+                await send({"type": "http.response.body", "body": answer.body})
+            finally:
+                connection.release_writes()
             return
         if self._ending or len(self._streams) >= MOST_STREAMS:
             answer.close()

@@ -76,6 +76,48 @@ class PendingConnections:
             connection.end(_ENDING)
 
 
+class _JointWrites(asyncio.Transport):
+    """A transport that writes the head and the body of an answer with one system call, and the client gets one packet.
+
+    Each call releases the interpreter, which another thread then takes for a time.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        #: What was written since :meth:`hold`; None: each write goes on at once.
+        self._held: list[bytes] | None = None
+        # uvicorn calls these for each request.
+        self.is_closing = transport.is_closing  # type: ignore[method-assign]
+        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
+
+    def hold(self) -> None:
+        """Keeps what is written until :meth:`release` or :meth:`close`."""
+        self._held = []
+
+    def release(self) -> None:
+        """Writes what was kept."""
+        held, self._held = self._held, None
+        if held:
+            self._transport.write(b"".join(held))
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See :meth:`asyncio.WriteTransport.write`."""
+        if self._held is None:
+            self._transport.write(data)
+        else:
+            self._held.append(bytes(data))
+
+    def close(self) -> None:
+        """Writes what was kept, and closes the connection."""
+        self.release()
+        self._transport.close()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See :meth:`asyncio.BaseTransport.get_extra_info`."""
+        return self._transport.get_extra_info(name, default)
+
+
 class LimitedConnection(asyncio.Protocol):
     """uvicorn's protocol of one connection, behind limits. The application reports the progress of each request."""
 
@@ -84,6 +126,7 @@ class LimitedConnection(asyncio.Protocol):
         self._inner = HttpToolsProtocol(app_state={**app_state, "connection": self}, **arguments)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._writes: _JointWrites | None = None
         self._timer: asyncio.TimerHandle | None = None
         #: Until when the client has to send more, by the event loop's clock; None: it need not.
         self._deadline: float | None = None
@@ -96,7 +139,8 @@ class LimitedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected: its first request must come in time."""
         self._transport = transport
-        self._inner.connection_made(transport)
+        self._writes = _JointWrites(transport)
+        self._inner.connection_made(self._writes)
         self._pending.add(self)
         self._await_more()
 
@@ -150,6 +194,16 @@ class LimitedConnection(asyncio.Protocol):
         self._state = _State.WHOLE
         self._deadline = None
         self._pending.remove(self)
+
+    def hold_writes(self) -> None:
+        """Sends nothing before :meth:`release_writes`, unless the connection is closed."""
+        if self._writes is not None:
+            self._writes.hold()
+
+    def release_writes(self) -> None:
+        """Sends what uvicorn has written meanwhile."""
+        if self._writes is not None:
+            self._writes.release()
 
     def answered(self) -> None:
         """The next request may come; uvicorn itself closes connections that are idle for long."""

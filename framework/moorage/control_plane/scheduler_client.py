@@ -35,14 +35,18 @@ class _Create(Gathered[Mapping[str, Any]]):
 
     request: Mapping[str, Any]
     request_id: str
-    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
+    #: As plain data, for a message. Its own thread makes it, while the message before is under way.
+    data: Mapping[str, Any] = field(init=False)
     #: How many schedulers were asked for it and are lost.
     asked: int = 0
 
-    def to_data(self) -> dict[str, Any]:
-        """As plain data, for a message."""
-        context = self.context.to_dict() if self.context is not None else {}
-        return {"request": dict(self.request), "request_id": self.request_id, "context": context}
+    def __post_init__(self) -> None:
+        context = oslo_context.get_current()
+        self.data = {
+            "request": dict(self.request),
+            "request_id": self.request_id,
+            "context": context.to_dict() if context is not None else {},
+        }
 
 
 class Schedulers:
@@ -135,7 +139,7 @@ class Schedulers:
         if len(turn) == 1:
             turn[0].outcome = self._create_alone(turn[0])
             return
-        args = {"requests": [each.to_data() for each in turn]}
+        args = {"requests": [each.data for each in turn]}
         replies: Sequence[Mapping[str, Any] | None] = ()
         try:
             replies = self._sender.call(SCHEDULERS, "create_each", args, timeout=self._timeout)

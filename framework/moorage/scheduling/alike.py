@@ -20,7 +20,7 @@ from moorage.scheduling.filter_and_weigh import Judgement, Ranking
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.ranker import Ranker
-from moorage.scheduling.sample import Sample, may_sample
+from moorage.scheduling.sample import may_sample
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
 from moorage.scheduling.weights import KeptWeights
@@ -80,11 +80,16 @@ class AlikeRequests:
         found = None if refused else self._rank_known(spec)
         if found is not None:
             return found
-        fleet, ranking = self._ranker.rank(self._policy, spec, None, refused)
+        keeps = self._useful and self._policy.pipeline.judges_alone and not refused
+        fleet, ranking = self._ranker.rank(self._policy, spec, None, refused, 1 + self._left if keeps else 1)
         self._known = None
-        if self._left and self._useful and not refused and self._may_keep(spec, fleet, ranking):
-            judgement = ranking.judgement
-            self._known = _Known(fleet, judgement, KeptWeights(judgement.weighings, len(judgement.rows)))
+        if keeps and self._left:
+            if self._may_keep(spec, ranking):
+                judgement = ranking.judgement
+                self._known = _Known(fleet, judgement, KeptWeights(judgement.weighings, len(judgement.rows)))
+            else:
+                # A sample for all of them would be of no use to the next one.
+                self._useful = False
         return fleet, ranking
 
     def take(self, row: int | None) -> None:
@@ -119,8 +124,8 @@ class AlikeRequests:
             passed, known.later = found
             known.likely = set(places[passed[places]].tolist())
 
-    def _may_keep(self, spec: RequestSpec, fleet: Snapshot, ranking: Ranking) -> bool:
-        """Returns whether the answers of the plugins can serve further requests alike."""
-        if isinstance(fleet, Sample) or self._view.any_nested or not may_sample(spec):
+    def _may_keep(self, spec: RequestSpec, ranking: Ranking) -> bool:
+        """Returns whether the answers of the plugins, which judge each node alone, can serve further requests alike."""
+        if self._view.any_nested or not may_sample(spec):
             return False
-        return self._policy.pipeline.judges_alone and not (ranking.skipped or ranking.promising) and ranking.passed > 1
+        return not (ranking.skipped or ranking.promising) and ranking.passed > 1

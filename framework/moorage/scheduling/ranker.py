@@ -28,9 +28,10 @@ __all__ = ["PATIENCE", "Ranker"]
 
 #: Earlier claims that a request awaits before it is refused because of them, and the seconds for which it awaits each.
 _AWAITED, PATIENCE = 16, 2.0
-#: How many nodes a sample has.
+#: How many nodes a sample has for each request that it decides.
 _SAMPLE = 256
-#: Nodes of a sample that must pass at least, and none of the fleet be strictly better; otherwise all nodes are ranked.
+#: Nodes of a sample that must pass for each request at least, and none of the fleet be strictly better; otherwise all nodes are
+#: ranked.
 _ENOUGH = 64
 
 
@@ -63,15 +64,16 @@ class Ranker:
         self._spread: tuple[Pipeline | None, Snapshot | None, bool] = None, None, False
 
     def rank(
-        self, policy: SchedulingPolicy, spec: RequestSpec, number: int | None, refused: Collection[str]
+        self, policy: SchedulingPolicy, spec: RequestSpec, number: int | None, refused: Collection[str], alike: int = 1
     ) -> tuple[Snapshot, Ranking]:
         """Rank without the nodes that refused this request. With no candidate, read the fleet again and rank again.
 
         :param number: of the request; it rises from request to request. None: the claims of other requests are not awaited.
+        :param alike: how many requests alike the ranking is to serve.
         :raises PluginFailed: a plugin raised.
         """
         self._freshness.before_ranking()
-        found = self._rank_sample(policy, spec, refused)
+        found = self._rank_sample(policy, spec, refused, alike)
         if found is not None:
             return found
         fleet = self.fleet()
@@ -87,10 +89,13 @@ class Ranker:
         return self._rank_beside_reservations(policy, spec, number, refused, fleet, ranking)
 
     def _rank_sample(
-        self, policy: SchedulingPolicy, spec: RequestSpec, refused: Collection[str]
+        self, policy: SchedulingPolicy, spec: RequestSpec, refused: Collection[str], alike: int
     ) -> tuple[Snapshot, Ranking] | None:
         """Rank a random part of a large fleet; None where all nodes must be ranked."""
         sampler = self._sampler
+        if alike > 1 and 2 * _SAMPLE * alike > self._view.size:
+            # One ranking of all nodes serves them.
+            return None
         if sampler is None or refused or not policy.samples(self._view.size) or not may_sample(spec):
             # A request that was refused by nodes of its sample is ranked by all nodes, as it is refused by all of them only.
             return None
@@ -99,8 +104,8 @@ class Ranker:
             return None
         if self._freshen is not None:
             self._freshen(self._view.rows_of_host)
-        enough = max(_ENOUGH, policy.looked_at or 1)
-        fleet = self._view.sample(functools.partial(sampler.choose, _SAMPLE), spec.flavor.flavorid)
+        enough = max(_ENOUGH, policy.looked_at or 1) * alike
+        fleet = self._view.sample(functools.partial(sampler.choose, _SAMPLE * alike), spec.flavor.flavorid)
         if not self._spreads(policy, fleet.whole):
             return None
         ranking = self.run(policy, spec, fleet, refused)

@@ -56,13 +56,13 @@ class AlikeTests(unittest.TestCase):
         self.addCleanup(self.guard.close)
         self.random = seeded()
 
-    def policy(self, pipeline: Pipeline) -> SchedulingPolicy:
-        return SchedulingPolicy(pipeline, self.guard, host_subset_size=1, max_attempts=3)
+    def policy(self, pipeline: Pipeline, sample_above: int = 0) -> SchedulingPolicy:
+        return SchedulingPolicy(pipeline, self.guard, host_subset_size=1, max_attempts=3, sample_above=sample_above)
 
-    def ranker(self, view: FleetView, nodes: list[NodeState]) -> Ranker:
+    def ranker(self, view: FleetView, nodes: list[NodeState], sampler: Any = None) -> Ranker:
         source, clock = Nodes(), SystemClock()
         source.all = nodes
-        return Ranker(view, FleetRefresher(view, source, clock, None), Reservations(), clock)
+        return Ranker(view, FleetRefresher(view, source, clock, None), Reservations(), clock, sampler)
 
     def place(
         self,
@@ -143,6 +143,37 @@ class AlikeTests(unittest.TestCase):
                 fewer += asked < len(each) / 2
         self.assertGreater(fewer, cases(25), "the plugins are asked for nearly each request")
 
+    def test_one_sample_serves_all_of_them_as_the_plugins_would_by_the_same_nodes(self) -> None:
+        runs = requests = 0
+        for _ in range(cases(10)):
+            nodes = [replace(each, can_host=True, up=True, enabled=True) for each in some_nodes(self.random, 4000)]
+            view, flavor = self.view(nodes, self.random.choice((0, 3000))), Flavor("tiny", {"VCPU": 1})
+            spec, count = RequestSpec("", flavor, "p"), self.random.choice((2, 3, 7))
+            for number, pipeline in enumerate(self.pipelines()[:2]):
+                policy, sampler = self.policy(pipeline, sample_above=300), _SameRows(self.random)
+                ranker = self.ranker(view, nodes, sampler)
+                alike = AlikeRequests(ranker, view, policy, count)
+                with mock.patch.object(Pipeline, "run", autospec=True, side_effect=Pipeline.run) as run:
+                    together = self.place(view, spec, count, lambda one: alike.rank(one, ()), alike.take)  # noqa: B023
+                self.assertEqual((256 * count, 256 * count), (sampler.asked[0], together[0][3]))
+                runs, requests = runs + run.call_count, requests + count
+                each = self.place(view, spec, count, lambda one: ranker.rank(policy, one, None, ()), lambda row: None)  # noqa: B023
+                self.assertEqual(each, together, (number, spec))
+        self.assertLess(2 * runs, requests, "the plugins are asked for nearly each request")
+
+    def test_all_nodes_are_ranked_for_many_of_them_and_where_each_is_asked_for(self) -> None:
+        nodes = [replace(each, can_host=True, up=True, enabled=True) for each in some_nodes(self.random, 1000)]
+        view, spec = self.view(nodes, 0), RequestSpec("", Flavor("tiny", {"VCPU": 1}), "p")
+        for pipeline, count, considered in (
+            (self.pipelines()[0], 1, 256),
+            (self.pipelines()[0], 2, 1000),
+            (filter_and_weigh.of([OneByOne(conf=None)]), 2, 256),
+        ):
+            policy = self.policy(pipeline, sample_above=300)
+            sampler = _SameRows(self.random)
+            alike = AlikeRequests(self.ranker(view, nodes, sampler), view, policy, count)
+            self.assertEqual(considered, alike.rank(replace(spec, instance_uuid="new"), ())[1].considered, count)
+
     def test_the_plugins_are_asked_twice_for_many_that_go_to_different_nodes(self) -> None:
         nodes = some_nodes(self.random, 200)
         view = self.view(nodes, 0)
@@ -222,6 +253,21 @@ class AlikeTests(unittest.TestCase):
             {"all_projects": False}, {"powers": ("compute.commands",)}, {"rebuild": True},
         ):  # fmt: skip
             self.assertNotEqual(what_is_asked(spec), what_is_asked(replace(spec, **change)), change)
+
+
+class _SameRows:
+    """Chooses the same nodes each time, as many as it was first asked for."""
+
+    def __init__(self, random: Any) -> None:
+        self._random = random
+        self._rows: Rows | None = None
+        self.asked: list[int] = []
+
+    def choose(self, count: int, size: int) -> Rows:
+        self.asked.append(count)
+        if self._rows is None:
+            self._rows = np.array(sorted(self._random.sample(range(size), count)), dtype=np.intp)
+        return self._rows
 
 
 class Ordered(CapacityFilter):

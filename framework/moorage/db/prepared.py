@@ -90,6 +90,8 @@ class _Form:
         #: Of columns that a row does not give.
         self._defaults = {each.key: cast("sa.ColumnDefault", each.default).arg for each in compiled.insert_prefetch}
         self._lists = {compiled.bind_names[each]: each.key for each in compiled.post_compile_params}
+        #: Converted values that are always the same, by the names of their parameters.
+        self._fixed: dict[str, Any] = {}
         self._values = {name: self._value(name) for name in compiled.bind_names.values() if name not in self._lists}
         #: Text and values by the lengths of lists.
         self._texts: dict[tuple[int, ...], tuple[str, Any]] = {}
@@ -152,9 +154,11 @@ class _Form:
             for name in names
             if (bind := self._compiled.binds.get(name)) is not None and bind.required and not self._processors.get(name)
         }
+        fixed = {name: self._fixed[name] for name in names if name in self._fixed}
         # A statement may name a parameter more than once.
-        if len(names) > 1 and 2 * sum(name in plain for name in names) > len(names):
-            return _picked([plain.get(name) for name in names], [values[name] for name in names])
+        if len(names) > 1 and 2 * sum(name in plain or name in fixed for name in names) > len(names):
+            keys = [name if name in fixed else plain.get(name) for name in names]
+            return _picked(keys, [values[name] for name in names], fixed)
         reads = [values[name] for name in names]
         return lambda given: tuple([read(given) for read in reads])
 
@@ -162,12 +166,12 @@ class _Form:
         """Reads one parameter from the given ones; one that is part of the statement is always the same."""
         bind = self._compiled.binds[name]
         process = self._processors.get(name)
-        if name in self._defaults:
-            default = self._defaults[name] if process is None else process(self._defaults[name])
-            return lambda given: default
-        if not bind.required:
-            constant = bind.effective_value if process is None else process(bind.effective_value)
-            if bind.unique:
+        if name in self._defaults or not bind.required:
+            constant = self._defaults.get(name, bind.effective_value)
+            if process is not None:
+                constant = process(constant)
+            if name in self._defaults or bind.unique:
+                self._fixed[name] = constant
                 return lambda given: constant
             return lambda given: _read(given, bind.key, process, constant)
         key = bind.key
@@ -193,19 +197,20 @@ def _read(given: Mapping[str, Any], key: str, process: Any, constant: Any) -> An
     return given[key] if process is None else process(given[key])
 
 
-def _picked(keys: Sequence[str | None], reads: Sequence[Value]) -> Value:
+def _picked(keys: Sequence[str | None], reads: Sequence[Value], fixed: Mapping[str, Any]) -> Value:
     """Returns a function that picks most values with one call, and reads only the others one by one.
 
     :param keys: the key of each value that needs no conversion; None: its reader is called.
+    :param fixed: values that are not among the given ones, by key.
     """
     some = next(key for key in keys if key is not None)
     pick: Value = operator.itemgetter(*(some if key is None else key for key in keys))
     others = [(place, reads[place]) for place, key in enumerate(keys) if key is None]
     if not others:
-        return pick
+        return (lambda given: pick({**given, **fixed})) if fixed else pick
 
     def read(given: Mapping[str, Any]) -> Any:
-        values = list(pick(given))
+        values = list(pick({**given, **fixed}))
         for place, other in others:
             values[place] = other(given)
         return tuple(values)

@@ -20,7 +20,6 @@ from moorage import errors
 from moorage.allocation.interface import AllocationChange, AllocationLedger, AllocationStore, ConsumerHolding, Expect
 from moorage.context import acting_for
 from moorage.extensions import ExtensionPoint
-from moorage.read_only import fields_of
 from moorage.scheduling.interface import InstanceRecord, InstanceSource
 
 __all__ = [
@@ -43,7 +42,7 @@ DEPARTURE = "instance_source"
 _MOVES = uuid.UUID("0f3d1a52-6f8b-5f0e-9a3c-6c1f6f1f7a11")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Instance:
     """An instance in full. Timestamps are microseconds since the Unix epoch, of the database's clock.
 
@@ -87,7 +86,7 @@ class Instance:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the instance as JSON data, which shares its values; ``dataclasses.asdict`` would copy them all."""
-        return fields_of(self)
+        return dict(vars(self))
 
 
 def holds_of(store: AllocationStore, consumer: str) -> dict[str, dict[str, int]]:

@@ -76,13 +76,13 @@ class RequestContext(oslo_context.RequestContext):
         self.received_at = received_at or 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for messages and logs; what is not known is left out."""
+        """As plain data, for messages and logs."""
         values = super().to_dict()
         if self.traceparent:
             values["traceparent"] = self.traceparent
         if self.received_at:
             values["received_at"] = self.received_at
-        return {name: value for name, value in values.items() if value is not None}
+        return values
 
 
 def new_request_id(seconds: float) -> str:

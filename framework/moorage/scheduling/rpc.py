@@ -201,7 +201,9 @@ class _SpecReader:
         who = ("", "", True) if context is None else _identity(context)
         shared = dict(request)
         uuid, name = shared.pop("uuid", None), shared.pop("name", "")
-        if uuid and self._known is not None and self._known[0] == (who, shared):
+        # Properties of images may be true or 1, which are equal.
+        comparable = not (shared.get("image") or {}).get("properties")
+        if uuid and comparable and self._known is not None and self._known[0] == (who, shared):
             known = self._known[1]
             return replaced(known, instance_uuid=str(uuid), properties={**known.properties, "name": name})
         project_id, user_id, all_projects = who

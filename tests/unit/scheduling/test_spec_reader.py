@@ -7,7 +7,7 @@ import copy
 import unittest
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moorage.context import RequestContext, acting_for
@@ -26,6 +26,7 @@ _CHANGES: tuple[dict[str, Any], ...] = (
 
 
 class SpecReaderTests(unittest.TestCase):
+    @example([(_CALLERS[0], {"image": {"properties": {"secure": value}}}) for value in (1, True)])
     @given(st.lists(st.tuples(st.sampled_from(_CALLERS), st.sampled_from(_CHANGES)), min_size=1, max_size=12))
     def test_each_is_read_as_if_it_were_alone(self, wanted: list[tuple[RequestContext, dict[str, Any]]]) -> None:
         together = _SpecReader()

@@ -105,7 +105,12 @@ def _reader(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]
 
 
 def fields_of(record: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass by name, in their order. The mapping shares the values, which ``asdict`` copies."""
+    """Returns the fields of a dataclass by name, in their order. The mapping shares the values, which ``asdict`` copies.
+
+    :param record: if its class has no slots, all its attributes are fields.
+    """
+    if hasattr(record, "__dict__"):
+        return dict(vars(record))
     names, read = _reader(record.__class__)
     return dict(zip(names, read(record), strict=True))
 
@@ -113,19 +118,19 @@ def fields_of(record: Any) -> dict[str, Any]:
 def replaced(record: _Record, **changes: Any) -> _Record:
     """Copies a dataclass with other values of some fields, as :func:`dataclasses.replace` does, in a quarter of the time.
 
-    A record without slots is copied in an eighth; all its attributes must be fields.
+    A record without slots takes half of that, because its constructor is not called.
 
+    :param record: as for :func:`fields_of`.
     :raises TypeError: it has no field of a name.
     """
     kind: type[_Record] = type(record)
-    fields: dict[str, Any] | None = getattr(record, "__dict__", None)
-    if fields is None or not changes.keys() <= fields.keys():
-        return kind(**(fields_of(record) | changes))
+    fields = fields_of(record)
+    if not hasattr(record, "__dict__") or not changes.keys() <= fields.keys():
+        return kind(**(fields | changes))
     found = object.__new__(kind)
     vars(found).update(fields, **changes)
-    check = getattr(kind, "__post_init__", None)
-    if check is not None:
-        check(found)
+    if hasattr(found, "__post_init__"):
+        found.__post_init__()
     return found
 
 

@@ -78,7 +78,7 @@ def setup(conf: cfg.ConfigOpts, name: str) -> None:
             handler.setFormatter(_Encodable(handler.formatter))
     date_format = date_formats.pop() if len(date_formats) == 1 else None
     _InfoLogger.lines = _InfoLines(root.handlers, date_format) if date_format else None
-    # Loggers of Moorage and its plugins, and those to come.
+    # The loggers that exist, and those that plugins make later.
     stdlib_logging.setLoggerClass(_InfoLogger)
     for logger in list(stdlib_logging.Logger.manager.loggerDict.values()):
         if type(logger) is stdlib_logging.Logger:
@@ -95,7 +95,7 @@ def _date_format(handler: stdlib_logging.Handler) -> str | None:
 
 
 class _JointWrites(stdlib_logging.Handler):
-    """Writes lines to the stream of another handler; a thread does not wait while another one writes.
+    """Writes the log lines of several threads together, to the stream of another handler.
 
     Threads whose requests end together would wait for each other's writes. A thread that finds another one writing leaves its line
     to it, and is not kept; the writer takes all lines that are there at once. Each line is written before the writer returns.
@@ -167,7 +167,7 @@ class _JointWrites(stdlib_logging.Handler):
 
 
 class _InfoLines:
-    """Writes lines of level INFO as oslo.log does with its default formats, in a fifth of the time.
+    """Writes lines of level INFO as oslo.log does with its default formats, in a third of the time.
 
     oslo.log fills in all fields that any format may name, for each line.
 
@@ -182,7 +182,7 @@ class _InfoLines:
         self._second: tuple[int, str] = (0, "")
 
     def are_all_of(self, logger: stdlib_logging.Logger) -> bool:
-        """Returns whether lines of a logger are written here and nowhere else."""
+        """Returns whether the handlers of a logger are exactly these handlers."""
         above: stdlib_logging.Logger | None = logger
         while above is not None and above.parent is not None:
             if above.handlers or not above.propagate:
@@ -191,7 +191,7 @@ class _InfoLines:
         return above is not None and above.handlers == self._handlers
 
     def write(self, name: str, message: str) -> bool:
-        """Writes a line; returns False if the line is to have more than its text."""
+        """Writes a line. Returns False, and writes nothing, if the request context has fields that these lines do not show."""
         context = oslo_context.get_current()
         who = "-"
         if context is not None:
@@ -251,7 +251,7 @@ class _InfoLogger(stdlib_logging.Logger):
             with contextlib.suppress(Exception):
                 if lines.write(self.name, str(msg) % args if args else str(msg)):
                     return
-        # This method is not the caller that a record names.
+        # A record names the caller of the logger, not this method.
         super()._log(level, msg, args, exc_info, extra, stack_info, stacklevel + 1)
 
 

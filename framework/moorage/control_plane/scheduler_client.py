@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from oslo_context import context as oslo_context
@@ -33,20 +33,11 @@ _APART = 10.0
 class _Create(Gathered[Mapping[str, Any]]):
     """Holds the request of a thread for one instance."""
 
-    request: Mapping[str, Any]
-    request_id: str
-    #: As plain data, for a message. Its own thread makes it, while the message before is under way.
-    data: Mapping[str, Any] = field(init=False)
+    #: ``request``, ``request_id`` and ``context``, as a message has them. The thread of the request makes this, and the thread that
+    #: sends the message does not.
+    data: Mapping[str, Any]
     #: How many schedulers were asked for it and are lost.
     asked: int = 0
-
-    def __post_init__(self) -> None:
-        context = oslo_context.get_current()
-        self.data = {
-            "request": dict(self.request),
-            "request_id": self.request_id,
-            "context": context.to_dict() if context is not None else {},
-        }
 
 
 class Schedulers:
@@ -66,7 +57,7 @@ class Schedulers:
         self._apart_until = 0.0
         self._gathering = Gathering[_Create](
             self._create_each,
-            lambda create: (create.request.get("uuid"),),
+            lambda create: (create.data["request"].get("uuid"),),
             lambda: _TOGETHER,
             _PATIENCE,
             timeout,
@@ -119,7 +110,14 @@ class Schedulers:
 
     def create(self, request: Mapping[str, Any], request_id: str) -> Mapping[str, Any] | None:
         """Place an instance and return it, None if it was placed before; safe to ask again: uuid and request_id name the claim."""
-        mine = _Create(request, request_id)
+        context = oslo_context.get_current()
+        mine = _Create(
+            {
+                "request": dict(request),
+                "request_id": request_id,
+                "context": context.to_dict() if context is not None else {},
+            }
+        )
         if self._clock.monotonic() >= self._apart_until:
             # Where the end of the turn is not seen, it is asked for once more.
             self._gathering.join(mine)
@@ -130,7 +128,7 @@ class Schedulers:
         return mine.outcome["instance"] or None
 
     def _create_alone(self, create: _Create) -> Mapping[str, Any]:
-        args = {"request": dict(create.request), "request_id": create.request_id}
+        args = {name: create.data[name] for name in ("request", "request_id")}
         found: Mapping[str, Any] = self._ask("create_instance", args, max(1, self._attempts - create.asked))
         return found
 

@@ -96,7 +96,7 @@ def _insert(rows: int, dialect: sa.Dialect) -> str:
 
 
 def _values(pending: Sequence[tuple[JournalEvent, Any]], service: str | None) -> list[Any]:
-    """Returns the values of the columns of events, one event after the other."""
+    """Returns the column values of several events in one list, event by event, for one INSERT."""
     found: list[Any] = []
     # Several events of a transaction have one context.
     known: dict[int, tuple[str, str, str]] = {}

@@ -90,7 +90,8 @@ class _Form:
         #: Of columns that a row does not give.
         self._defaults = {each.key: cast("sa.ColumnDefault", each.default).arg for each in compiled.insert_prefetch}
         self._lists = {compiled.bind_names[each]: each.key for each in compiled.post_compile_params}
-        #: Converted values that are always the same, by the names of their parameters.
+        #: Parameters with one value for all executions (literals of the statement, defaults of columns), by name. The values are
+        #: converted for the driver.
         self._fixed: dict[str, Any] = {}
         self._values = {name: self._value(name) for name in compiled.bind_names.values() if name not in self._lists}
         #: Text and values by the lengths of lists.
@@ -204,13 +205,14 @@ def _picked(keys: Sequence[str | None], reads: Sequence[Value], fixed: Mapping[s
     :param fixed: values that are not among the given ones, by key.
     """
     some = next(key for key in keys if key is not None)
-    pick: Value = operator.itemgetter(*(some if key is None else key for key in keys))
+    get: Value = operator.itemgetter(*(some if key is None else key for key in keys))
+    pick: Value = (lambda given: get({**given, **fixed})) if fixed else get
     others = [(place, reads[place]) for place, key in enumerate(keys) if key is None]
     if not others:
-        return (lambda given: pick({**given, **fixed})) if fixed else pick
+        return pick
 
     def read(given: Mapping[str, Any]) -> Any:
-        values = list(pick({**given, **fixed}))
+        values = list(pick(given))
         for place, other in others:
             values[place] = other(given)
         return tuple(values)

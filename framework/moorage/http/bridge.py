@@ -46,10 +46,10 @@ class Connection(Protocol):
         """The body has arrived, too."""
 
     def hold_writes(self) -> None:
-        """Sends nothing before :meth:`release_writes`."""
+        """Buffers the answer until :meth:`release_writes`."""
 
     def release_writes(self) -> None:
-        """Sends what was written meanwhile, at once."""
+        """Sends what was buffered of the answer, with one system call."""
 
     def answered(self) -> None:
         """The request was answered."""

@@ -76,45 +76,62 @@ class PendingConnections:
             connection.end(_ENDING)
 
 
-class _JointWrites(asyncio.Transport):
-    """A transport that writes the head and the body of an answer with one system call, and the client gets one packet.
+class _BufferedTransport(asyncio.Transport):
+    """Sends the head and the body of an answer with one system call; the client gets one packet.
 
-    Each call releases the interpreter, which another thread then takes for a time.
+    Each system call releases the interpreter, which another thread then takes for a time.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        #: What was written since :meth:`hold`; None: each write goes on at once.
+        #: What was written since :meth:`hold`; None: writes are not buffered.
         self._held: list[bytes] | None = None
-        # uvicorn calls these for each request.
-        self.is_closing = transport.is_closing  # type: ignore[method-assign]
-        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
-        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
 
     def hold(self) -> None:
-        """Keeps what is written until :meth:`release` or :meth:`close`."""
+        """Buffers writes until :meth:`release` or :meth:`close`."""
         self._held = []
 
     def release(self) -> None:
-        """Writes what was kept."""
+        """Sends the buffered writes together, and buffers no more."""
         held, self._held = self._held, None
         if held:
             self._transport.write(b"".join(held))
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """See :meth:`asyncio.WriteTransport.write`."""
+        """Sends data, or buffers them."""
         if self._held is None:
             self._transport.write(data)
         else:
             self._held.append(bytes(data))
 
     def close(self) -> None:
-        """Writes what was kept, and closes the connection."""
+        """Sends the buffered writes, and closes the connection."""
         self.release()
         self._transport.close()
 
+    def abort(self) -> None:
+        """Closes the connection at once. What was not sent is lost."""
+        self._held = None
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """Returns whether the connection is closed, or is about to be."""
+        return self._transport.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        """Returns how many bytes the system has not taken yet; what is held is not counted."""
+        return self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        """Stops reading from the client."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Reads from the client again."""
+        self._transport.resume_reading()
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See :meth:`asyncio.BaseTransport.get_extra_info`."""
+        """Returns information on the connection by name, such as ``socket`` or ``peername``."""
         return self._transport.get_extra_info(name, default)
 
 
@@ -125,8 +142,7 @@ class LimitedConnection(asyncio.Protocol):
         self._pending = pending
         self._inner = HttpToolsProtocol(app_state={**app_state, "connection": self}, **arguments)
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._writes: _JointWrites | None = None
+        self._transport: _BufferedTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
         #: Until when the client has to send more, by the event loop's clock; None: it need not.
         self._deadline: float | None = None
@@ -138,9 +154,8 @@ class LimitedConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected: its first request must come in time."""
-        self._transport = transport
-        self._writes = _JointWrites(transport)
-        self._inner.connection_made(self._writes)
+        self._transport = _BufferedTransport(transport)
+        self._inner.connection_made(self._transport)
         self._pending.add(self)
         self._await_more()
 
@@ -196,14 +211,14 @@ class LimitedConnection(asyncio.Protocol):
         self._pending.remove(self)
 
     def hold_writes(self) -> None:
-        """Sends nothing before :meth:`release_writes`, unless the connection is closed."""
-        if self._writes is not None:
-            self._writes.hold()
+        """Buffers the answer until :meth:`release_writes`, or until the connection is closed."""
+        if self._transport is not None:
+            self._transport.hold()
 
     def release_writes(self) -> None:
-        """Sends what uvicorn has written meanwhile."""
-        if self._writes is not None:
-            self._writes.release()
+        """Sends what was buffered of the answer."""
+        if self._transport is not None:
+            self._transport.release()
 
     def answered(self) -> None:
         """The next request may come; uvicorn itself closes connections that are idle for long."""

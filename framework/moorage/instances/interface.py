@@ -20,6 +20,7 @@ from moorage import errors
 from moorage.allocation.interface import AllocationChange, AllocationLedger, AllocationStore, ConsumerHolding, Expect
 from moorage.context import acting_for
 from moorage.extensions import ExtensionPoint
+from moorage.read_only import fields_of
 from moorage.scheduling.interface import InstanceRecord, InstanceSource
 
 __all__ = [
@@ -86,7 +87,7 @@ class Instance:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the instance as JSON data, which shares its values; ``dataclasses.asdict`` would copy them all."""
-        return dict(vars(self))
+        return fields_of(self)
 
 
 def holds_of(store: AllocationStore, consumer: str) -> dict[str, dict[str, int]]:

@@ -80,16 +80,15 @@ class AlikeRequests:
         found = None if refused else self._rank_known(spec)
         if found is not None:
             return found
-        keeps = self._useful and self._policy.pipeline.judges_alone and not refused
+        keeps = self._left > 0 and self._useful and self._policy.pipeline.judges_alone and not refused
         fleet, ranking = self._ranker.rank(self._policy, spec, None, refused, 1 + self._left if keeps else 1)
         self._known = None
-        if keeps and self._left:
-            if self._may_keep(spec, ranking):
-                judgement = ranking.judgement
-                self._known = _Known(fleet, judgement, KeptWeights(judgement.weighings, len(judgement.rows)))
-            else:
-                # A sample for all of them would be of no use to the next one.
-                self._useful = False
+        if keeps and self._may_keep(spec, ranking):
+            judgement = ranking.judgement
+            self._known = _Known(fleet, judgement, KeptWeights(judgement.weighings, len(judgement.rows)))
+        elif keeps:
+            # A large sample would serve one request again.
+            self._useful = False
         return fleet, ranking
 
     def take(self, row: int | None) -> None:

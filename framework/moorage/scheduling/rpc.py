@@ -61,8 +61,7 @@ class SchedulerEndpoint:
         Returns the instance as it was written (``instance``), unless the claim is an earlier one. ``host`` and ``node`` are empty
         where the instance of the earlier claim is in error or shelved.
         """
-        self._await_fleet()
-        selection = self._placements.place(self._placements.prepare(_SpecReader().spec(request), request_id))
+        selection = self._placements.place(self._placements.prepare(self._spec(request), request_id))
         _log_placed([selection])
         return _placed(selection)
 
@@ -108,16 +107,14 @@ class SchedulerEndpoint:
 
         Returns the instances as they were written, each empty if its claim is an earlier one.
         """
-        self._await_fleet()
-        selections = self._placements.place_many(_SpecReader().spec(request), uuids, request_id)
+        selections = self._placements.place_many(self._spec(request), uuids, request_id)
         _log_placed(selections)
         return [dict(selection.shown) for selection in selections]
 
     @rpc_method
     def select(self, request: Mapping[str, Any], count: int, explain: bool = False) -> dict[str, Any]:
         """Where it would go."""
-        self._await_fleet()
-        return self._scheduler.select(_SpecReader().spec(request), count, explain=explain)
+        return self._scheduler.select(self._spec(request), count, explain=explain)
 
     @rpc_method
     def decision(self, request_id: str, node: str | None = None) -> dict[str, Any]:
@@ -188,17 +185,26 @@ class SchedulerEndpoint:
         if not self._ready.wait(_PATIENCE):
             raise errors.Unavailable("This scheduler is still reading the fleet; try again.")
 
+    def _spec(self, request: Mapping[str, Any]) -> RequestSpec:
+        self._await_fleet()
+        return _SpecReader().spec(request)
+
 
 class _SpecReader:
-    """Reads the requests of a message. Those that differ from the one before only in uuid and name share all else with it."""
+    """Parses the requests of one message.
+
+    A request that differs from the request before it only in uuid and name reuses what was parsed of that request.
+    """
 
     def __init__(self) -> None:
         self._known: tuple[Any, RequestSpec] | None = None
 
     def spec(self, request: Mapping[str, Any]) -> RequestSpec:
-        """Reads a request of the caller whose context the thread has."""
+        """Parses a request. Its caller is the caller of the thread's request context."""
         context = oslo_context.get_current()
-        who = ("", "", True) if context is None else _identity(context)
+        who = ("", "", True)
+        if context is not None:
+            who = context.project_id or "", context.user_id or "", bool(context.system_scope)
         shared = dict(request)
         uuid, name = shared.pop("uuid", None), shared.pop("name", "")
         # Properties of images may be true or 1, which are equal.
@@ -210,10 +216,6 @@ class _SpecReader:
         spec = spec_from_json(request, project_id, user_id, all_projects=all_projects)
         self._known = (who, shared), spec
         return spec
-
-
-def _identity(context: oslo_context.RequestContext) -> tuple[str, str, bool]:
-    return context.project_id or "", context.user_id or "", bool(context.system_scope)
 
 
 def _placed(selection: Selection) -> dict[str, Any]:

@@ -563,7 +563,7 @@ class Scheduler:
         )
 
     def _selected(self, work: Placement, choice: _Choice, result: ClaimResult, record: InstanceRecord) -> Selection:
-        """The selection of a node that was claimed.
+        """Returns the selection of a node that was claimed.
 
         :param record: the instance as it was reserved on the node.
         """
@@ -726,9 +726,9 @@ class Scheduler:
         alternates: tuple[tuple[str, str], ...] = (),
         limits: Mapping[str, Any] = EMPTY,
     ) -> Selection:
-        """The selection that a claim has made, for the other parts of the scheduler as well.
+        """Records a claim in the view and in the decision, and returns its selection.
 
-        :param record: the instance on the node; None: it is made from the request.
+        :param record: the instance on the node; None: the method makes it from the request.
         """
         if not result.node_uuid:
             self._reserver.unreserve(self._record(work.spec, node))

@@ -98,11 +98,20 @@ class AlikeTests(unittest.TestCase):
         return found
 
     def both(
-        self, view: FleetView, nodes: list[NodeState], pipeline: Pipeline, spec: RequestSpec, count: int
+        self,
+        view: FleetView,
+        nodes: list[NodeState],
+        pipeline: Pipeline,
+        spec: RequestSpec,
+        count: int,
+        sampler: Any = None,
     ) -> tuple[Found, Found, int]:
-        """What requests alike get together, and each by itself, and how often all plugins were asked for the former."""
-        policy = self.policy(pipeline)
-        ranker = self.ranker(view, nodes)
+        """What requests alike get together, and each by itself, and how often all plugins were asked for the former.
+
+        :param sampler: fleets of more than 300 nodes are sampled by it; None: no fleet is.
+        """
+        policy = self.policy(pipeline, sample_above=0 if sampler is None else 300)
+        ranker = self.ranker(view, nodes, sampler)
         alike = AlikeRequests(ranker, view, policy, count)
         with mock.patch.object(Pipeline, "run", autospec=True, side_effect=Pipeline.run) as run:
             together = self.place(view, spec, count, lambda one: alike.rank(one, ()), alike.take)
@@ -150,15 +159,11 @@ class AlikeTests(unittest.TestCase):
             view, flavor = self.view(nodes, self.random.choice((0, 3000))), Flavor("tiny", {"VCPU": 1})
             spec, count = RequestSpec("", flavor, "p"), self.random.choice((2, 3, 7))
             for number, pipeline in enumerate(self.pipelines()[:2]):
-                policy, sampler = self.policy(pipeline, sample_above=300), _SameRows(self.random)
-                ranker = self.ranker(view, nodes, sampler)
-                alike = AlikeRequests(ranker, view, policy, count)
-                with mock.patch.object(Pipeline, "run", autospec=True, side_effect=Pipeline.run) as run:
-                    together = self.place(view, spec, count, lambda one: alike.rank(one, ()), alike.take)  # noqa: B023
+                sampler = _SameRows(self.random)
+                together, each, asked = self.both(view, nodes, pipeline, spec, count, sampler)
                 self.assertEqual((256 * count, 256 * count), (sampler.asked[0], together[0][3]))
-                runs, requests = runs + run.call_count, requests + count
-                each = self.place(view, spec, count, lambda one: ranker.rank(policy, one, None, ()), lambda row: None)  # noqa: B023
                 self.assertEqual(each, together, (number, spec))
+                runs, requests = runs + asked, requests + count
         self.assertLess(2 * runs, requests, "the plugins are asked for nearly each request")
 
     def test_all_nodes_are_ranked_for_many_of_them_and_where_each_is_asked_for(self) -> None:

@@ -261,7 +261,7 @@ class Plane:
         nodes = [
             NodeSpec(
                 uuid_of_name(f"{host}-node-{number}"), f"{host}-node-{number}", host,
-                inventories=(InventoryItem("VCPU", vcpus), InventoryItem("MEMORY_MB", 65536)),
+                inventories=(InventoryItem("VCPU", vcpus), InventoryItem("MEMORY_MB", 4096 * vcpus)),
             )
             for host, count in hosts.items()
             for number in range(count)

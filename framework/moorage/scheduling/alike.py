@@ -34,7 +34,9 @@ _the_same: Callable[[RequestSpec], tuple[Any, ...]] = operator.attrgetter(
 
 def what_is_asked(spec: RequestSpec) -> tuple[Any, ...]:
     """Returns all fields of a request but the uuid and name of the instance. They are equal for requests alike."""
-    return *_the_same(spec), {name: value for name, value in spec.properties.items() if name != "name"}
+    # Properties of images may be true, 1 or 1.0, which are equal.
+    kinds = {name: type(value) for name, value in (spec.image.get("properties") or {}).items()}
+    return *_the_same(spec), {name: value for name, value in spec.properties.items() if name != "name"}, kinds
 
 
 @dataclass(slots=True)

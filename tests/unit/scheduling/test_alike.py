@@ -258,6 +258,8 @@ class AlikeTests(unittest.TestCase):
             {"all_projects": False}, {"powers": ("compute.commands",)}, {"rebuild": True},
         ):  # fmt: skip
             self.assertNotEqual(what_is_asked(spec), what_is_asked(replace(spec, **change)), change)
+        asked = [what_is_asked(replace(spec, image={"properties": {"hw": value}})) for value in (True, 1, 1.0, "1")]
+        self.assertEqual([True] * 4, [asked.count(each) == 1 for each in asked])
 
 
 class _SameRows:

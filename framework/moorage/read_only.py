@@ -124,11 +124,10 @@ def replaced(record: _Record, **changes: Any) -> _Record:
     :raises TypeError: it has no field of a name.
     """
     kind: type[_Record] = type(record)
-    fields = fields_of(record)
-    if not hasattr(record, "__dict__") or not changes.keys() <= fields.keys():
-        return kind(**(fields | changes))
+    if not hasattr(record, "__dict__") or not changes.keys() <= vars(record).keys():
+        return kind(**(fields_of(record) | changes))
     found = object.__new__(kind)
-    vars(found).update(fields, **changes)
+    vars(found).update(vars(record), **changes)
     if hasattr(found, "__post_init__"):
         found.__post_init__()
     return found

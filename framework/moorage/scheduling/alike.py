@@ -20,6 +20,7 @@ from moorage.scheduling.filter_and_weigh import Judgement, Ranking
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.ranker import Ranker
+from moorage.scheduling.request import property_types
 from moorage.scheduling.sample import may_sample
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
@@ -34,9 +35,8 @@ _the_same: Callable[[RequestSpec], tuple[Any, ...]] = operator.attrgetter(
 
 def what_is_asked(spec: RequestSpec) -> tuple[Any, ...]:
     """Returns all fields of a request but the uuid and name of the instance. They are equal for requests alike."""
-    # Properties of images may be true, 1 or 1.0, which are equal.
-    kinds = {name: type(value) for name, value in (spec.image.get("properties") or {}).items()}
-    return *_the_same(spec), {name: value for name, value in spec.properties.items() if name != "name"}, kinds
+    properties = {name: value for name, value in spec.properties.items() if name != "name"}
+    return *_the_same(spec), properties, property_types(spec.image)
 
 
 @dataclass(slots=True)

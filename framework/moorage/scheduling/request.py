@@ -13,7 +13,7 @@ from moorage.scheduling.interface import Flavor, RequestSpec, ServerGroup
 from moorage.scheduling.resource_request import LARGEST
 from moorage.services.interface import RUNS_COMMANDS
 
-__all__ = ["EXTRA_SPECS", "REQUEST_PROPERTIES", "RESOURCES", "spec_from_json"]
+__all__ = ["EXTRA_SPECS", "REQUEST_PROPERTIES", "RESOURCES", "property_types", "spec_from_json"]
 
 _NAME = {"type": "string", "minLength": 1, "maxLength": 255}
 _NAMES = {"type": "array", "items": _NAME, "maxItems": 1000}
@@ -93,6 +93,14 @@ REQUEST_PROPERTIES: Mapping[str, Any] = {
     # The name or uuid of one in the store, or one that the request brings along.
     "server_group": {"oneOf": [_NAME, _GROUP]},
 }
+
+
+def property_types(image: Mapping[str, Any]) -> Mapping[str, type]:
+    """Returns the types of an image's properties by name. Two images are the same only if their types are equal as well.
+
+    The values of different properties may be equal: True, 1 and 1.0. All else in a request has one type.
+    """
+    return {name: type(value) for name, value in (image.get("properties") or {}).items()}
 
 
 def spec_from_json(data: Mapping[str, Any], project_id: str, user_id: str, *, all_projects: bool = True) -> RequestSpec:

@@ -12,13 +12,13 @@ from oslo_log import log as logging
 from moorage import context as request_context
 from moorage import errors, threads
 from moorage.context import acting_for
-from moorage.read_only import replaced
+from moorage.read_only import EMPTY, replaced
 from moorage.rpc import wire
 from moorage.rpc.server import incoming, rpc_method
 from moorage.scheduling.host_pages import host_page, one_host
 from moorage.scheduling.instance_tracker import InstanceTracker, record_from_json
 from moorage.scheduling.interface import RequestSpec
-from moorage.scheduling.request import spec_from_json
+from moorage.scheduling.request import property_types, spec_from_json
 from moorage.scheduling.scheduler import Placement, Scheduler, Selection
 from moorage.scheduling.shared_placements import SharedPlacements
 
@@ -51,7 +51,7 @@ class SchedulerEndpoint:
         self._enabled = enabled
 
     def open(self) -> None:
-        """The fleet is known: questions are answered from now on. Messages on instances are taken from the first moment."""
+        """Answers questions from now on, because the fleet is known. Messages on instances are taken from the first moment."""
         self._ready.set()
 
     @rpc_method
@@ -113,12 +113,12 @@ class SchedulerEndpoint:
 
     @rpc_method
     def select(self, request: Mapping[str, Any], count: int, explain: bool = False) -> dict[str, Any]:
-        """Where it would go."""
+        """Returns where instances would be placed, and claims nothing."""
         return self._scheduler.select(self._spec(request), count, explain=explain)
 
     @rpc_method
     def decision(self, request_id: str, node: str | None = None) -> dict[str, Any]:
-        """What was decided of a request, and with ``node`` what the filters say of that one now."""
+        """Returns what was decided of a request, and with ``node`` what the filters say of that one now."""
         return self._scheduler.decision(request_id, node)
 
     @rpc_method
@@ -129,7 +129,7 @@ class SchedulerEndpoint:
         filters: Mapping[str, Any] | None = None,
         fields: Sequence[str] | None = None,
     ) -> list[dict[str, Any]]:
-        """Nodes as this scheduler sees them, ordered by uuid: a page of ``limit`` after the given uuid.
+        """Returns nodes as this scheduler sees them, ordered by uuid: a page of ``limit`` after the given uuid.
 
         See :func:`moorage.scheduling.host_pages.host_page`.
         """
@@ -138,25 +138,25 @@ class SchedulerEndpoint:
 
     @rpc_method
     def show_host(self, host: str, after: str = "", limit: int | None = None) -> dict[str, Any]:
-        """A page of a host's nodes with their instances. See :func:`moorage.scheduling.host_pages.one_host`."""
+        """Returns a page of a host's nodes with their instances. See :func:`moorage.scheduling.host_pages.one_host`."""
         self._await_fleet()
         return one_host(self._scheduler.view.snapshot(), host, after, limit)
 
     @rpc_method
     def fleet_changed(self) -> None:
-        """Nodes or services were changed: read them again, soon."""
+        """Reads nodes and services again soon, because some were changed."""
         self._scheduler.changed()
 
     @rpc_method
     def states_changed(self) -> None:
-        """An agent or a node was disabled, enabled, forced down or put into maintenance: read the states now."""
+        """Reads the states of agents and nodes now: one was disabled, enabled, forced down or put into maintenance."""
         self._scheduler.observe()
 
     # -- the seed's three -----------------------------------------------------------------------------------------
 
     @rpc_method
     def update_instance_info(self, host_name: str, instance_or_list: Any, replace: bool = False) -> None:
-        """Instances were created or changed on the host; with ``replace`` these are all it has."""
+        """Updates the instances that were created or changed on a host; with ``replace`` these are all it has."""
         if not self._enabled:
             return
         data: Sequence[Any] = instance_or_list if isinstance(instance_or_list, list) else [instance_or_list]
@@ -165,13 +165,13 @@ class SchedulerEndpoint:
 
     @rpc_method
     def delete_instance_info(self, host_name: str, instance_uuid: Any) -> None:
-        """An instance, or several in a list, are gone from the host."""
+        """Removes an instance, or several in a list, that are gone from a host."""
         if self._enabled:
             self._tracker.delete(host_name, instance_uuid, _origin())
 
     @rpc_method
     def sync_instance_info(self, host_name: str, instance_uuids: Sequence[str], digest: str | None = None) -> None:
-        """What the host has, for comparison."""
+        """Compares the instances of a host with what its agent says it has."""
         if self._enabled:
             self._tracker.sync(host_name, instance_uuids, digest, _origin())
 
@@ -207,14 +207,13 @@ class _SpecReader:
             who = context.project_id or "", context.user_id or "", bool(context.system_scope)
         shared = dict(request)
         uuid, name = shared.pop("uuid", None), shared.pop("name", "")
-        # Properties of images may be true or 1, which are equal.
-        comparable = not (shared.get("image") or {}).get("properties")
-        if uuid and comparable and self._known is not None and self._known[0] == (who, shared):
+        asked = who, shared, property_types(shared.get("image") or EMPTY)
+        if uuid and self._known is not None and self._known[0] == asked:
             known = self._known[1]
             return replaced(known, instance_uuid=str(uuid), properties={**known.properties, "name": name})
         project_id, user_id, all_projects = who
         spec = spec_from_json(request, project_id, user_id, all_projects=all_projects)
-        self._known = (who, shared), spec
+        self._known = asked, spec
         return spec
 
 

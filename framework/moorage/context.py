@@ -76,7 +76,7 @@ class RequestContext(oslo_context.RequestContext):
         self.received_at = received_at or 0
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for messages and logs."""
+        """Returns the context as plain data, for messages and logs."""
         values = super().to_dict()
         if self.traceparent:
             values["traceparent"] = self.traceparent
@@ -96,17 +96,17 @@ def new_request_id(seconds: float) -> str:
 
 
 def global_request_id(given: str | None) -> str | None:
-    """The caller's own id, which OpenStack sends with many calls; None when it is not of the form req-UUID. Only for tracing."""
+    """Returns the caller's own request id, for tracing only; None when it is not of the form req-UUID."""
     return given if given and _REQUEST_ID.fullmatch(given) else None
 
 
 def trace_parent(given: str | None) -> str | None:
-    """The caller's ``traceparent`` header; None when it is not of the form that W3C Trace Context (2021) describes."""
+    """Returns the caller's ``traceparent`` header; None when it is not of the form that W3C Trace Context (2021) describes."""
     return given if given and _TRACE_PARENT.fullmatch(given) else None
 
 
 def to_text(context: oslo_context.RequestContext | None) -> str | None:
-    """What an operation keeps of the request that asked for it, at most 1,000 characters; None when no request did."""
+    """Writes the fields of a context that an operation keeps, in at most 1,000 characters; None when there is no context."""
     if context is None or not context.request_id:
         return None
     values = ((name, getattr(context, attribute, None), length) for name, (attribute, length) in _KEPT.items())
@@ -120,7 +120,7 @@ def from_text(text: str | None) -> RequestContext | None:
 
 
 def from_dict(values: Mapping[str, Any]) -> RequestContext:
-    """The context that ``to_dict()`` described in another process; unknown keys are ignored."""
+    """Makes a context from what ``to_dict()`` returned in another process; unknown keys are ignored."""
     given = {_ARGUMENTS[name]: value for name, value in values.items() if name in _ARGUMENTS}
     request_id = given.pop("request_id", None)
     # Without an id, oslo.context would make one up, and logs would name a request that no client sent.
@@ -131,12 +131,12 @@ def from_dict(values: Mapping[str, Any]) -> RequestContext:
 
 
 def anonymous() -> RequestContext:
-    """An empty context: lines in the log of a thread that has it name no request."""
+    """Makes an empty context: lines in the log of a thread that has it name no request."""
     return from_dict({})
 
 
 def internal(service: str, request_id: str | None = None) -> RequestContext:
-    """A context for work that no user asked for (periodic work, cleanup); role ``service``, system scope."""
+    """Makes a context for work that no user asked for (periodic work, cleanup); role ``service``, system scope."""
     return RequestContext(
         user_id=service, roles=["service"], system_scope="all", request_id=request_id, overwrite=False
     )

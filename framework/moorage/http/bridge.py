@@ -37,22 +37,22 @@ class Connection(Protocol):
     """The connection of a request: it limits how long the next request may take to arrive."""
 
     def head_arrived(self) -> None:
-        """The head of a request has arrived."""
+        """Notes that the head of a request has arrived."""
 
     def body_part_arrived(self, size: int) -> None:
-        """So many bytes of the body were read."""
+        """Notes that so many bytes of the body were read."""
 
     def body_arrived(self) -> None:
-        """The body has arrived, too."""
+        """Notes that the body has arrived, too."""
 
     def hold_writes(self) -> None:
         """Buffers the answer until :meth:`release_writes`."""
 
     def release_writes(self) -> None:
-        """Sends what was buffered of the answer, with one system call."""
+        """Sends the buffered parts of the answer, with one system call."""
 
     def answered(self) -> None:
-        """The request was answered."""
+        """Notes that the request was answered."""
 
 
 class Bridge:

@@ -61,17 +61,17 @@ class PendingConnections:
         return cast("type[asyncio.Protocol]", functools.partial(LimitedConnection, self))
 
     def add(self, connection: LimitedConnection) -> None:
-        """A connection waits from now on."""
+        """Adds a connection; if there are too many, closes the one that has waited longest."""
         self._pending[connection] = None
         if len(self._pending) > self.most:
             next(iter(self._pending)).end(_TOO_LATE)
 
     def remove(self, connection: LimitedConnection) -> None:
-        """A connection waits no longer."""
+        """Removes a connection, if it is there."""
         self._pending.pop(connection, None)
 
     def close(self) -> None:
-        """Close all of them, because the server ends. Call it in the event loop."""
+        """Closes all of them, because the server ends. Call it in the event loop."""
         for connection in list(self._pending):
             connection.end(_ENDING)
 
@@ -98,7 +98,7 @@ class _BufferedTransport(asyncio.Transport):
             self._transport.write(b"".join(held))
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Sends data, or buffers them."""
+        """Sends data, or buffers the data between :meth:`hold` and :meth:`release`."""
         if self._held is None:
             self._transport.write(data)
         else:
@@ -119,7 +119,7 @@ class _BufferedTransport(asyncio.Transport):
         return self._transport.is_closing()
 
     def get_write_buffer_size(self) -> int:
-        """Returns how many bytes the system has not taken yet; what is held is not counted."""
+        """Returns the number of bytes that the operating system has not accepted yet, without the buffered writes."""
         return self._transport.get_write_buffer_size()
 
     def pause_reading(self) -> None:
@@ -131,7 +131,7 @@ class _BufferedTransport(asyncio.Transport):
         self._transport.resume_reading()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Returns information on the connection by name, such as ``socket`` or ``peername``."""
+        """Returns information about the connection by name, such as its ``socket`` or ``peername``."""
         return self._transport.get_extra_info(name, default)
 
 
@@ -153,14 +153,14 @@ class LimitedConnection(asyncio.Protocol):
     # -- asyncio's side -----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected: its first request must come in time."""
+        """Begins to serve a new connection, whose first request must arrive in time."""
         self._transport = _BufferedTransport(transport)
         self._inner.connection_made(self._transport)
         self._pending.add(self)
         self._await_more()
 
     def data_received(self, data: bytes) -> None:
-        """Pass it on, and check afterwards that it is not more than any request needs."""
+        """Passes data on to uvicorn, and checks afterwards that they are not more than any request needs."""
         self._pending.heard()
         self._received += len(data)
         if self._state is _State.IDLE:
@@ -174,21 +174,21 @@ class LimitedConnection(asyncio.Protocol):
             self._loop.call_soon(self._check_size)
 
     def eof_received(self) -> None:
-        """The client sends no more."""
+        """Tells uvicorn that the client sends no more."""
         self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: it must go on reading."""
+        """Has uvicorn write no more until the client has read, and gives the client a time to read something."""
         self._inner.pause_writing()
         self._check_reading(sys.maxsize)
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Lets uvicorn write again: the client has read."""
         self._stop_reading_timer()
         self._inner.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection has ended."""
+        """Forgets a connection that has ended."""
         self._stop_timers()
         self._pending.remove(self)
         self._inner.connection_lost(error)
@@ -196,16 +196,16 @@ class LimitedConnection(asyncio.Protocol):
     # -- the application's side ---------------------------------------------------------------------------------------
 
     def head_arrived(self) -> None:
-        """The head of a request has arrived; its body may be silent for a time."""
+        """Begins to wait for the body of a request, after its head has arrived."""
         self._state = _State.BODY
         self._await_more()
 
     def body_part_arrived(self, size: int) -> None:
-        """Some bytes of the body were read."""
+        """Subtracts bytes of the body that were read from those that have arrived."""
         self._received -= size
 
     def body_arrived(self) -> None:
-        """The whole request has arrived; the client need not send anything."""
+        """Waits for the client no longer: the whole request has arrived."""
         self._state = _State.WHOLE
         self._deadline = None
         self._pending.remove(self)
@@ -216,19 +216,19 @@ class LimitedConnection(asyncio.Protocol):
             self._transport.hold()
 
     def release_writes(self) -> None:
-        """Sends what was buffered of the answer."""
+        """Sends the buffered parts of the answer."""
         if self._transport is not None:
             self._transport.release()
 
     def answered(self) -> None:
-        """The next request may come; uvicorn itself closes connections that are idle for long."""
+        """Begins to wait for the next request; uvicorn itself closes connections that are idle for long."""
         if self._transport is not None and not self._transport.is_closing():
             self._state = _State.IDLE
             self._received = 0
             self._pending.add(self)
 
     def end(self, answer: bytes) -> None:
-        """Close the connection, with an answer if a request has begun."""
+        """Closes the connection, with an answer if a request has begun."""
         self._pending.remove(self)
         self._stop_timers()
         if self._transport is not None and not self._transport.is_closing():

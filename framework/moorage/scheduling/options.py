@@ -99,10 +99,10 @@ OPTS: Sequence[cfg.Opt] = (
         min=0,
         help="Fleets of more nodes than this are sampled: 256 random nodes decide a request, or all nodes if fewer than 64 of the "
         "256 can take it without wasting scarce resources. Requests alike that are decided together share a sample, which has 256 "
-        "nodes for each of them. The chosen node is one of the best ones, and seldom the very best. All "
-        "nodes decide requests with hints, a server group, request groups, or named hosts or nodes. They decide all requests while "
-        "a weigher is enabled that does not spread instances (presets pack, gpu and nova), a filter does not judge each host "
-        "alone, an aggregate turns a weigher's multiplier round, or any node has several providers. 0: no fleet is sampled.",
+        "nodes for each of them. The chosen node is one of the best ones, and seldom the very best. All nodes decide requests with "
+        "hints, a server group, request groups, or named hosts or nodes. They decide all requests while a weigher is enabled that "
+        "does not spread instances (presets pack, gpu and nova), a filter does not judge each host alone, an aggregate turns a "
+        "weigher's multiplier round, or any node has several providers. 0: no fleet is sampled.",
     ),
     cfg.IntOpt(
         "alternates",

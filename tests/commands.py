@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
+import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 from unittest import mock
 
 from tests.output import isolated_logging
@@ -19,9 +21,10 @@ __all__ = ["in_process"]
 def in_process(program: Callable[[list[str]], Any], words: list[str]) -> tuple[int, str, str]:
     """Run a command line in this process, which is much quicker than a new one; its status, stdout and stderr.
 
-    The environment has no variables for OpenStack's clients or for Moorage, and logging is afterwards as it was before.
+    The environment has no variables for OpenStack's clients or for Moorage, and logging is afterwards as it was before. What the
+    threads of a server in this process print and log meanwhile is not the command's output; it goes where the test's own goes.
     """
-    out, err = io.StringIO(), io.StringIO()
+    out, err = _OfThisThread(sys.stdout), _OfThisThread(sys.stderr)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "MOORAGE_"))}
     with (
         isolated_logging(),
@@ -35,3 +38,16 @@ def in_process(program: Callable[[list[str]], Any], words: list[str]) -> tuple[i
         except SystemExit as error:
             status = error.code
     return int(status or 0), out.getvalue(), err.getvalue()
+
+
+class _OfThisThread(io.StringIO):
+    """Keeps what the thread that made it writes; what others write goes to ``elsewhere``."""
+
+    def __init__(self, elsewhere: TextIO) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+        self._elsewhere = elsewhere
+
+    def write(self, text: str) -> int:
+        """Write to where the output of the calling thread belongs."""
+        return super().write(text) if threading.get_ident() == self._thread else self._elsewhere.write(text)

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 
@@ -112,3 +113,17 @@ class InProcessTests(unittest.TestCase):
         self.assertEqual((3, "", "said"), told)
         self.assertEqual("", terminal.getvalue())
         self.assertEqual(before, (root.handlers[:], root.level))
+
+    def test_what_a_server_in_this_process_logs_is_not_the_programs_output(self) -> None:
+        def program(words: list[str]) -> int:
+            logging.getLogger().addHandler(logging.StreamHandler())
+            server = threading.Thread(target=logging.getLogger().warning, args=("of a server",))
+            server.start()
+            server.join()
+            logging.getLogger().warning("of the program")
+            return 0
+
+        with contextlib.redirect_stderr(io.StringIO()) as terminal:
+            told = in_process(program, [])
+        self.assertEqual((0, "", "of the program\n"), told)
+        self.assertEqual("of a server\n", terminal.getvalue())

@@ -23,7 +23,8 @@ _STATE = (
 _FIND = sa.select(nodes.c.uuid, nodes.c.generation, *_STATE).where(
     nodes.c.uuid.in_(sa.bindparam("of_uuids", expanding=True))
 )
-_NAMES = tuple(column.name for column in _STATE)
+#: Of a subclass of str, the names would be written as JSON in several times the time.
+_NAMES = tuple(str(column.name) for column in _STATE)
 #: Uuids in one statement.
 _PART = 1000
 

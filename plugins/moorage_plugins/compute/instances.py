@@ -49,7 +49,8 @@ _INSERT = sa.insert(instances)
 _INSERT_RETURNING = _INSERT.values(created_at=now(), updated_at=now()).returning(
     instances.c.created_at, instances.c.updated_at
 )
-_GIVEN = tuple(column.name for column in _COLUMNS if column.name not in ("created_at", "updated_at"))
+# The names of columns are of a subclass of str, which makes mappings slower.
+_GIVEN = tuple(str(each.name) for each in _COLUMNS if each.name not in ("created_at", "updated_at"))
 _RECORD = (
     instances.c.uuid, instances.c.host, instances.c.node, instances.c.flavorid,
     # Many instances have the same: it is read as text, and parsed once.
@@ -133,7 +134,7 @@ _OF_UUIDS = instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True))
 _REMOVE_MANY = lease.REMOVE.delete(instances, _OF_UUIDS, _FENCE)
 _REMOVE_MANY_RETURNING = _REMOVE_MANY.returning(*_STATE)
 _READ_STATES = sa.select(*_STATE).where(_OF_UUIDS)
-_SHOWN = tuple(each.name for each in _STATE if each.name not in ("uuid", "fence", "destination_uuid"))
+_SHOWN = tuple(str(each.name) for each in _STATE if each.name not in ("uuid", "fence", "destination_uuid"))
 _READ_GIVEN, _READ_SHOWN = operator.attrgetter(*_GIVEN), operator.attrgetter(*_SHOWN)
 _READ_STATE = sa.select(*_STATE).where(instances.c.uuid == sa.bindparam("of_uuid"))
 

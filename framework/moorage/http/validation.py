@@ -106,7 +106,7 @@ def parse_json(raw: bytes) -> Any:
     if not raw:
         raise errors.InvalidInput("The body is not JSON: it is empty; a JSON body is needed.", path="body")
     try:
-        data = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        data = _DECODER.decode(raw.decode("utf-8"))
         if b"\\u" in raw:
             refuse_unstorable(data, "body")
         return data
@@ -170,6 +170,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands twice in an object")
     return found
+
+
+#: Made once: ``json.loads`` would make one for each body, in as much time as it takes to parse a small one.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
 
 
 def _shortened(text: str) -> str:

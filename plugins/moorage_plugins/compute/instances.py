@@ -577,11 +577,11 @@ def _shown(row: Any) -> dict[str, Any]:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that a change of some fields writes; JSON is written as plain mappings."""
+    """Returns the columns that a change of some fields writes."""
     unknown = values.keys() - _CHANGED
     if unknown:
         raise TypeError(f"instances have no {', '.join(sorted(unknown))} that could be changed")
-    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+    plain = dict(values)
     if "pending" in values:
         plain["destination_uuid"] = _destination(values["pending"])
     return plain

@@ -19,10 +19,10 @@ __all__ = ["in_process"]
 
 
 def in_process(program: Callable[[list[str]], Any], words: list[str]) -> tuple[int, str, str]:
-    """Run a command line in this process, which is much quicker than a new one; its status, stdout and stderr.
+    """Runs a command line in this process, which is much quicker than in a new one. Returns its status, stdout and stderr.
 
-    The environment has no variables for OpenStack's clients or for Moorage, and logging is afterwards as it was before. What the
-    threads of a server in this process print and log meanwhile is not the command's output; it goes where the test's own goes.
+    The environment has no variables for OpenStack's clients or for Moorage, and logging is afterwards as it was before. The output
+    has only what the calling thread writes. The output of other threads, such as those of a server, belongs to the test.
     """
     out, err = _OfThisThread(sys.stdout), _OfThisThread(sys.stderr)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "MOORAGE_"))}
@@ -41,7 +41,7 @@ def in_process(program: Callable[[list[str]], Any], words: list[str]) -> tuple[i
 
 
 class _OfThisThread(io.StringIO):
-    """Keeps what the thread that made it writes; what others write goes to ``elsewhere``."""
+    """Captures the output of the thread that creates it. The output of other threads goes to ``elsewhere``."""
 
     def __init__(self, elsewhere: TextIO) -> None:
         super().__init__()
@@ -49,5 +49,5 @@ class _OfThisThread(io.StringIO):
         self._elsewhere = elsewhere
 
     def write(self, text: str) -> int:
-        """Write to where the output of the calling thread belongs."""
+        """Writes text to this stream, or to ``elsewhere`` if another thread calls."""
         return super().write(text) if threading.get_ident() == self._thread else self._elsewhere.write(text)

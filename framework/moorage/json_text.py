@@ -11,7 +11,8 @@ import orjson
 
 __all__ = ["writer"]
 
-_USUAL = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+#: What the standard library refuses is not written.
+_OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def writer(*, sort_keys: bool = False, ensure_ascii: bool = True, allow_nan: bool = True) -> Callable[[Any], str]:
@@ -24,7 +25,7 @@ def writer(*, sort_keys: bool = False, ensure_ascii: bool = True, allow_nan: boo
     The function is safe for use by several threads, and raises what ``encode`` raises. Do not pass UUIDs or members of
     enumerations: orjson writes them, ``encode`` refuses them.
     """
-    option = _USUAL | (orjson.OPT_SORT_KEYS if sort_keys else 0)
+    options = _OPTIONS | (orjson.OPT_SORT_KEYS if sort_keys else 0)
     quick = orjson.dumps
     usual = json.JSONEncoder(
         separators=(",", ":"), sort_keys=sort_keys, ensure_ascii=ensure_ascii, allow_nan=allow_nan
@@ -32,7 +33,7 @@ def writer(*, sort_keys: bool = False, ensure_ascii: bool = True, allow_nan: boo
 
     def write(value: Any) -> str:
         try:
-            text = quick(value, None, option).decode()
+            text = quick(value, None, options).decode()
         except TypeError:
             return usual(value)
         if "null" in text or (ensure_ascii and not text.isascii()):

@@ -7,7 +7,6 @@ A set form is derived from the statement for one row, so that the conditions of 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.functions import GenericFunction
 
+from moorage.json_text import writer
+
 __all__ = ["execute_set"]
+
+_JSON = writer(ensure_ascii=False)
 
 
 def execute_set(transaction: sa.Connection, statement: sa.Update | sa.Insert, rows: Sequence[Mapping[str, Any]]) -> int:
@@ -37,7 +40,7 @@ def execute_set(transaction: sa.Connection, statement: sa.Update | sa.Insert, ro
     if dialect == "postgresql":
         values: dict[str, Any] = {name: [row[name] for row in rows] for name in names}
     else:
-        values = {"given": json.dumps([[row[name] for name in names] for row in rows], ensure_ascii=False)}
+        values = {"given": _JSON([[row[name] for name in names] for row in rows])}
     return transaction.execute(_as_set(statement, names, dialect), values).rowcount
 
 

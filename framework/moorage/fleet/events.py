@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from moorage.db import JournalEvent, record
+from moorage.db.schema import names_of
 from moorage.fleet.interface import STATES
 from moorage.fleet.tables import nodes
 
@@ -23,8 +24,7 @@ _STATE = (
 _FIND = sa.select(nodes.c.uuid, nodes.c.generation, *_STATE).where(
     nodes.c.uuid.in_(sa.bindparam("of_uuids", expanding=True))
 )
-#: Of a subclass of str, the names would be written as JSON in several times the time.
-_NAMES = tuple(str(column.name) for column in _STATE)
+_NAMES = names_of(_STATE)
 #: Uuids in one statement.
 _PART = 1000
 

@@ -57,21 +57,21 @@ class PendingConnections:
         self._pending: dict[LimitedConnection, None] = {}
 
     def protocol(self) -> type[asyncio.Protocol]:
-        """Makes the protocol of each new connection, from the arguments of uvicorn's protocol."""
+        """Returns the factory of protocols that uvicorn calls for each new connection."""
         return cast("type[asyncio.Protocol]", functools.partial(LimitedConnection, self))
 
     def add(self, connection: LimitedConnection) -> None:
-        """Adds a connection; if there are too many, closes the one that has waited longest."""
+        """Adds a connection that waits for a request. If there are too many, closes the one that has waited longest."""
         self._pending[connection] = None
         if len(self._pending) > self.most:
             next(iter(self._pending)).end(_TOO_LATE)
 
     def remove(self, connection: LimitedConnection) -> None:
-        """Removes a connection, if it is there."""
+        """Removes a connection that waits no longer, if it is there."""
         self._pending.pop(connection, None)
 
     def close(self) -> None:
-        """Closes all of them, because the server ends. Call it in the event loop."""
+        """Closes all waiting connections when the server stops. Call it in the event loop."""
         for connection in list(self._pending):
             connection.end(_ENDING)
 
@@ -88,17 +88,17 @@ class _BufferedTransport(asyncio.Transport):
         self._held: list[bytes] | None = None
 
     def hold(self) -> None:
-        """Buffers writes until :meth:`release` or :meth:`close`."""
+        """Starts to buffer writes, until :meth:`release` or :meth:`close`."""
         self._held = []
 
     def release(self) -> None:
-        """Sends the buffered writes together, and buffers no more."""
+        """Sends the buffered writes together, and stops buffering."""
         held, self._held = self._held, None
         if held:
             self._transport.write(b"".join(held))
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Sends data, or buffers the data between :meth:`hold` and :meth:`release`."""
+        """Sends data to the client, or buffers it if :meth:`hold` was called."""
         if self._held is None:
             self._transport.write(data)
         else:
@@ -153,14 +153,14 @@ class LimitedConnection(asyncio.Protocol):
     # -- asyncio's side -----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins to serve a new connection, whose first request must arrive in time."""
+        """Starts to serve a new connection, and the time limit for its first request."""
         self._transport = _BufferedTransport(transport)
         self._inner.connection_made(self._transport)
         self._pending.add(self)
         self._await_more()
 
     def data_received(self, data: bytes) -> None:
-        """Passes data on to uvicorn, and checks afterwards that they are not more than any request needs."""
+        """Passes received data to uvicorn, and checks afterwards that the unread part is not too large."""
         self._pending.heard()
         self._received += len(data)
         if self._state is _State.IDLE:
@@ -174,21 +174,21 @@ class LimitedConnection(asyncio.Protocol):
             self._loop.call_soon(self._check_size)
 
     def eof_received(self) -> None:
-        """Tells uvicorn that the client sends no more."""
+        """Tells uvicorn that the client has closed its sending side."""
         self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        """Has uvicorn write no more until the client has read, and gives the client a time to read something."""
+        """Pauses uvicorn's writes while the send buffer is full, and starts the time limit for the client to read."""
         self._inner.pause_writing()
         self._check_reading(sys.maxsize)
 
     def resume_writing(self) -> None:
-        """Lets uvicorn write again: the client has read."""
+        """Resumes uvicorn's writes after the client has read from the send buffer."""
         self._stop_reading_timer()
         self._inner.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forgets a connection that has ended."""
+        """Stops the timers of a closed connection, and removes it from the waiting ones."""
         self._stop_timers()
         self._pending.remove(self)
         self._inner.connection_lost(error)
@@ -196,16 +196,16 @@ class LimitedConnection(asyncio.Protocol):
     # -- the application's side ---------------------------------------------------------------------------------------
 
     def head_arrived(self) -> None:
-        """Begins to wait for the body of a request, after its head has arrived."""
+        """Starts the time limit for the body of a request whose head has arrived."""
         self._state = _State.BODY
         self._await_more()
 
     def body_part_arrived(self, size: int) -> None:
-        """Subtracts bytes of the body that were read from those that have arrived."""
+        """Subtracts the bytes of the body that the application has read from the unread bytes."""
         self._received -= size
 
     def body_arrived(self) -> None:
-        """Waits for the client no longer: the whole request has arrived."""
+        """Ends the time limit for a request that has arrived completely."""
         self._state = _State.WHOLE
         self._deadline = None
         self._pending.remove(self)
@@ -221,7 +221,7 @@ class LimitedConnection(asyncio.Protocol):
             self._transport.release()
 
     def answered(self) -> None:
-        """Begins to wait for the next request; uvicorn itself closes connections that are idle for long."""
+        """Marks the request as answered, so that the connection waits for the next one. uvicorn closes idle connections."""
         if self._transport is not None and not self._transport.is_closing():
             self._state = _State.IDLE
             self._received = 0

@@ -96,9 +96,10 @@ REQUEST_PROPERTIES: Mapping[str, Any] = {
 
 
 def property_types(image: Mapping[str, Any]) -> Mapping[str, type]:
-    """Returns the types of an image's properties by name. Two images are the same only if their types are equal as well.
+    """Returns the types of an image's properties, by property name.
 
-    The values of different properties may be equal: True, 1 and 1.0. All else in a request has one type.
+    Compare them beside the values: True, 1 and 1.0 are equal, but they are different properties. All else in a request has one
+    type.
     """
     return {name: type(value) for name, value in (image.get("properties") or {}).items()}
 

@@ -51,7 +51,7 @@ class SchedulerEndpoint:
         self._enabled = enabled
 
     def open(self) -> None:
-        """Answers questions from now on, because the fleet is known. Messages on instances are taken from the first moment."""
+        """Starts to answer requests, which need a loaded fleet. Messages about instances are handled before that, too."""
         self._ready.set()
 
     @rpc_method
@@ -90,7 +90,7 @@ class SchedulerEndpoint:
         return [self._reply(*next(found)) if reply is None else reply for reply in replies]
 
     def _reply(self, work: Placement, outcome: Selection | Exception | None) -> dict[str, Any] | None:
-        """Returns the reply to one request of several, and logs in its name."""
+        """Returns the reply to one of several requests, and logs it in the context of that request."""
         if outcome is None:
             return None
         with acting_for(work.context):
@@ -118,7 +118,7 @@ class SchedulerEndpoint:
 
     @rpc_method
     def decision(self, request_id: str, node: str | None = None) -> dict[str, Any]:
-        """Returns what was decided of a request, and with ``node`` what the filters say of that one now."""
+        """Returns the decision on a request. With ``node``, adds what each filter says of that node now."""
         return self._scheduler.decision(request_id, node)
 
     @rpc_method
@@ -144,19 +144,19 @@ class SchedulerEndpoint:
 
     @rpc_method
     def fleet_changed(self) -> None:
-        """Reads nodes and services again soon, because some were changed."""
+        """Schedules a refresh of the fleet, because nodes or services have changed."""
         self._scheduler.changed()
 
     @rpc_method
     def states_changed(self) -> None:
-        """Reads the states of agents and nodes now: one was disabled, enabled, forced down or put into maintenance."""
+        """Refreshes the states of agents and nodes, because an agent or a node was disabled, enabled or forced down."""
         self._scheduler.observe()
 
     # -- the seed's three -----------------------------------------------------------------------------------------
 
     @rpc_method
     def update_instance_info(self, host_name: str, instance_or_list: Any, replace: bool = False) -> None:
-        """Updates the instances that were created or changed on a host; with ``replace`` these are all it has."""
+        """Updates instances that an agent has created or changed. With ``replace``, removes all others of its host."""
         if not self._enabled:
             return
         data: Sequence[Any] = instance_or_list if isinstance(instance_or_list, list) else [instance_or_list]
@@ -165,13 +165,13 @@ class SchedulerEndpoint:
 
     @rpc_method
     def delete_instance_info(self, host_name: str, instance_uuid: Any) -> None:
-        """Removes an instance, or several in a list, that are gone from a host."""
+        """Removes one instance, or a list of instances, that a host no longer has."""
         if self._enabled:
             self._tracker.delete(host_name, instance_uuid, _origin())
 
     @rpc_method
     def sync_instance_info(self, host_name: str, instance_uuids: Sequence[str], digest: str | None = None) -> None:
-        """Compares the instances of a host with what its agent says it has."""
+        """Compares the scheduler's instances of a host with those that its agent reports."""
         if self._enabled:
             self._tracker.sync(host_name, instance_uuids, digest, _origin())
 

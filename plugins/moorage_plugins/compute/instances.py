@@ -19,7 +19,7 @@ from moorage import errors
 from moorage.clock import Clock
 from moorage.context import acting_for
 from moorage.db import MICROSECONDS, Database, JournalEvent, execute_set, now, read_now, record
-from moorage.db.schema import JsonText, json_text
+from moorage.db.schema import JsonText, json_text, names_of
 from moorage.instances.interface import (
     Instance,
     InstanceStore,
@@ -49,8 +49,7 @@ _INSERT = sa.insert(instances)
 _INSERT_RETURNING = _INSERT.values(created_at=now(), updated_at=now()).returning(
     instances.c.created_at, instances.c.updated_at
 )
-# The names of columns are of a subclass of str, which makes mappings slower.
-_GIVEN = tuple(str(each.name) for each in _COLUMNS if each.name not in ("created_at", "updated_at"))
+_GIVEN = names_of(each for each in _COLUMNS if each.name not in ("created_at", "updated_at"))
 _RECORD = (
     instances.c.uuid, instances.c.host, instances.c.node, instances.c.flavorid,
     # Many instances have the same: it is read as text, and parsed once.
@@ -81,6 +80,8 @@ _ON_NODE = (
     .order_by(instances.c.uuid)
 )
 _ON_NODE_IN_FULL = _ON_NODE.add_columns(*_MORE)
+#: The columns that have JSON.
+_OF_JSON = frozenset(names_of(each for each in instances.c if isinstance(each.type, JsonText)))
 _CHANGED = frozenset(
     {
         *(
@@ -134,7 +135,7 @@ _OF_UUIDS = instances.c.uuid.in_(sa.bindparam("of_uuids", expanding=True))
 _REMOVE_MANY = lease.REMOVE.delete(instances, _OF_UUIDS, _FENCE)
 _REMOVE_MANY_RETURNING = _REMOVE_MANY.returning(*_STATE)
 _READ_STATES = sa.select(*_STATE).where(_OF_UUIDS)
-_SHOWN = tuple(str(each.name) for each in _STATE if each.name not in ("uuid", "fence", "destination_uuid"))
+_SHOWN = names_of(each for each in _STATE if each.name not in ("uuid", "fence", "destination_uuid"))
 _READ_GIVEN, _READ_SHOWN = operator.attrgetter(*_GIVEN), operator.attrgetter(*_SHOWN)
 _READ_STATE = sa.select(*_STATE).where(instances.c.uuid == sa.bindparam("of_uuid"))
 
@@ -577,11 +578,13 @@ def _shown(row: Any) -> dict[str, Any]:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the columns that a change of some fields writes."""
+    """Returns the columns that a change of some fields writes; JSON is written as plain mappings."""
     unknown = values.keys() - _CHANGED
     if unknown:
         raise TypeError(f"instances have no {', '.join(sorted(unknown))} that could be changed")
     plain = dict(values)
+    for name in _OF_JSON & plain.keys():
+        plain[name] = plain[name] if plain[name] is None else dict(plain[name])
     if "pending" in values:
         plain["destination_uuid"] = _destination(values["pending"])
     return plain

@@ -6,6 +6,7 @@ from __future__ import annotations
 import unittest
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -261,6 +262,14 @@ class DeletionTests(unittest.TestCase):
             with self.database.write() as tx, tx.begin_nested() as savepoint:
                 self.assertEqual(written, self.instances.write_many(tx, writes))
                 savepoint.rollback()
+
+    def test_writes_of_a_set_take_any_mapping_as_json(self) -> None:
+        uuids = self.begin(["active"] * 2)
+        pending = MappingProxyType({"operation": "é"})
+        writes = [InstanceWrite(each, 9, {"status": "deleting", "pending": pending}, None) for each in uuids]
+        with self.database.write() as tx:
+            self.assertTrue(self.instances.write_many(tx, writes))
+        self.assertEqual([dict(pending)] * 2, [each.pending for each in self.instances.find(uuids)])
 
 
 class PostgresqlDeletionTests(DeletionTests):

@@ -15,6 +15,7 @@ from moorage.control_plane import notifications
 from moorage.control_plane.notifications import PlacementNotices
 from moorage.scheduling.interface import InstanceRecord
 from moorage.scheduling.scheduler import Selection
+from moorage.testing.clock import ManualClock
 from tests.servers import wait_until
 
 
@@ -43,9 +44,10 @@ class PlacementNoticesTests(unittest.TestCase):
         self.addCleanup(self.agents.goes_on.set)
         self.claims: list[Any] = []
         self.failure: Exception | None = None
+        self.clock = SystemClock()
 
     def notices(self, *, to_schedulers: bool = True) -> PlacementNotices:
-        platform: Any = types.SimpleNamespace(clock=SystemClock(), sender=types.SimpleNamespace(fanout=self.fanout))
+        platform: Any = types.SimpleNamespace(clock=self.clock, sender=types.SimpleNamespace(fanout=self.fanout))
         agents: Any = self.agents
         found = PlacementNotices(platform, agents, to_schedulers=to_schedulers)
         self.addCleanup(found.stop)
@@ -67,6 +69,15 @@ class PlacementNoticesTests(unittest.TestCase):
             self.agents.told,
         )
         self.assertEqual(["i1", "i2"], self.claims)
+
+    def test_the_pause_after_messages_grows_with_what_they_had(self) -> None:
+        self.clock = clock = ManualClock()
+        notices = self.notices()
+        for number, pause in ((1, 0.01), (4, 0.04), (500, 0.1)):
+            clock.slept.clear()
+            notices.add([selection(each, "a") for each in range(number)])
+            wait_until(lambda: len(clock.slept) == 2, "the thread has rested")
+            self.assertEqual([notifications._TOGETHER, pause], clock.slept)
 
     def test_nobody_waits_for_an_agent_that_hangs(self) -> None:
         notices = self.notices()

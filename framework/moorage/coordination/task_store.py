@@ -72,6 +72,25 @@ _RUN = (
     runs.c.handled, runs.c.acted, runs.c.failed, runs.c.fenced, runs.c.ended, runs.c.problem, runs.c.lost,
     runs.c.skipped,
 )  # fmt: skip
+#: What a sweep adds to the totals.
+_ADDED = tuple(column.name for column in totals.c if column is not totals.c.task)
+_OF_TASK = sa.bindparam("of_task", type_=sa.String)
+_ADD = (
+    sa.update(totals)
+    .where(totals.c.task == _OF_TASK)
+    .values({name: totals.c[name] + sa.bindparam(f"more_{name}", type_=sa.BigInteger) for name in _ADDED})
+)
+_FIRST = sa.insert(totals)
+_INSERT = sa.insert(runs)
+#: The newest sweep of a task that is forgotten.
+_OLDEST = (
+    sa.select(runs.c.id)
+    .where(runs.c.task == _OF_TASK)
+    .order_by(runs.c.id.desc())
+    .offset(sa.bindparam("kept", type_=sa.Integer))
+    .limit(1)
+)
+_FORGET = sa.delete(runs).where(runs.c.task == _OF_TASK, runs.c.id <= sa.bindparam("last", type_=sa.BigInteger))
 
 
 class TaskStore:
@@ -160,27 +179,18 @@ class TaskStore:
         """Remember a sweep, add it to the totals, and forget the oldest beyond ``history``."""
         row = {column.name: getattr(run, column.name) for column in _RUN}
         row["problem"] = run.problem[:255]
-        oldest = (
-            sa.select(runs.c.id)
-            .where(runs.c.task == run.task)
-            .order_by(runs.c.id.desc())
-            .offset(self._history)
-            .limit(1)
-        )
-
         ended = {"complete": "complete", "stale": "stale"}.get(run.ended, "broken")
-        added = {ended: 1, "milliseconds": run.milliseconds, **{name: getattr(run, name) for name in COUNTS}}
-        add = sa.update(totals).where(totals.c.task == run.task)
-        add = add.values({name: totals.c[name] + value for name, value in added.items()})
-        first = {**dict.fromkeys(totals.c.keys(), 0), **added, "task": run.task}
+        added = dict.fromkeys(_ADDED, 0) | {ended: 1, "milliseconds": run.milliseconds}
+        added |= {name: getattr(run, name) for name in COUNTS}
+        of_task = {"of_task": run.task}
 
         def work(tx: sa.Connection) -> None:
-            if not tx.execute(add).rowcount:
-                tx.execute(sa.insert(totals).values(first))
-            tx.execute(sa.insert(runs).values(row))
-            last = tx.execute(oldest).scalar()
+            if not tx.execute(_ADD, {**of_task, **{f"more_{name}": value for name, value in added.items()}}).rowcount:
+                tx.execute(_FIRST, {**added, "task": run.task})
+            tx.execute(_INSERT, row)
+            last = tx.execute(_OLDEST, {**of_task, "kept": self._history}).scalar()
             if last is not None:
-                tx.execute(sa.delete(runs).where(runs.c.task == run.task, runs.c.id <= last))
+                tx.execute(_FORGET, {**of_task, "last": last})
 
         try:
             self._database.run(work)

@@ -7,11 +7,19 @@ No other module of Moorage calls :mod:`random`, :mod:`secrets` or :func:`uuid.uu
 
 from __future__ import annotations
 
+import collections
 import os
 import random
 import secrets
 
 __all__ = ["Random", "RandomSource", "generator", "new_hex", "new_ordered_uuid", "new_uuid", "secret", "use"]
+
+#: Bytes of a UUID, and for how many UUIDs the operating system is asked at a time. A thread that asks it lets other threads go on,
+#: and waits for its turn.
+_SIZE, _DRAWN = 16, 256
+#: What was drawn and is not used. A forked process draws its own.
+_blocks: collections.deque[bytes] = collections.deque()
+os.register_at_fork(after_in_child=_blocks.clear)
 
 #: The type of what :func:`generator` returns.
 Random = random.Random
@@ -27,13 +35,23 @@ class RandomSource:
     def new_uuid(self) -> str:
         """A random UUID (version 4), in lower case with hyphens."""
         # As uuid.uuid4() makes it, without its object: three of them take a twentieth of what the API does for an instance.
-        digits = os.urandom(16).hex()
+        digits = _block().hex()
         variant = "89ab"[int(digits[16], 16) & 3]
         return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
     def secret(self, size: int) -> bytes:
         """Returns cryptographically random bytes."""
         return secrets.token_bytes(size)
+
+
+def _block() -> bytes:
+    """Returns 16 random bytes that no other call returns. Safe for use by several threads."""
+    try:
+        return _blocks.pop()
+    except IndexError:
+        drawn = os.urandom(_SIZE * _DRAWN)
+        _blocks.extend(drawn[first : first + _SIZE] for first in range(_SIZE, len(drawn), _SIZE))
+        return drawn[:_SIZE]
 
 
 _source = RandomSource()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hmac
+import hashlib
 import ipaddress
 import json
 import os
@@ -265,7 +265,7 @@ class _Basic:
         users = self._read()
         # An unknown user costs as much time as a wrong password, so that the time does not tell which it was.
         hashed, roles = users.known.get(user, (self._unknown, ()))
-        digest = hmac.digest(self._key, f"{user}\0{password}".encode(), "sha256")
+        digest = hashlib.blake2b(f"{user}\0{password}".encode(), key=self._key).digest()
         if digest not in users.verified and not _matches(password, hashed):
             raise errors.Unauthenticated("The user or the password is wrong.")
         with self._lock:

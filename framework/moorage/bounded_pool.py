@@ -87,6 +87,8 @@ class PooledCall(Generic[R]):
         except BaseException as error:  # noqa: BLE001  (given to the caller)
             self.error = error
         finally:
+            # What it refers to may refer to this call: it would live until a collection of garbage, which stops all threads.
+            del self._work
             self.has_ended = True
             if self._ended is not None:
                 self._ended.set()

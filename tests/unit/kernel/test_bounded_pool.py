@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import threading
 import time
 import unittest
+import weakref
 from unittest import mock
 
 from typing_extensions import override
@@ -43,6 +46,24 @@ class CallTests(unittest.TestCase):
     def test_returns_what_the_work_returns(self) -> None:
         self.assertEqual(self.pool().call(lambda: 7, 60), 7)
         self.assertEqual(self.pool().call(lambda: 7, None), 7)
+
+    def test_what_a_call_refers_to_is_freed_when_it_has_ended(self) -> None:
+        class Owner:
+            call: object = None
+
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            owner, begin = Owner(), self.gate()
+            found = weakref.ref(owner)
+            owner.call = self.pool(1).start(functools.partial(lambda of, event: event.wait(60), owner, begin))
+            del owner
+            self.assertIsNotNone(found())
+            begin.set()
+            wait_for(lambda: found() is None, "the owner is freed without a collection of garbage")
+        finally:
+            if collects:
+                gc.enable()
 
     def test_raises_what_the_work_raises_and_makes_the_next_call(self) -> None:
         pool = self.pool()

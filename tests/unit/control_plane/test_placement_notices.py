@@ -79,6 +79,16 @@ class PlacementNoticesTests(unittest.TestCase):
             wait_until(lambda: len(clock.slept) == 2, "the thread has rested")
             self.assertEqual([notifications._TOGETHER, pause], clock.slept)
 
+    def test_what_is_placed_while_messages_are_sent_waits_for_the_next_ones(self) -> None:
+        self.clock = clock = ManualClock()
+        notices = self.notices()
+        notices.add([selection(0, "hung")])
+        wait_until(lambda: not notices._waiting, "the first one is being sent")
+        notices.add([selection(number, "a") for number in range(1, 4)])
+        self.agents.goes_on.set()
+        wait_until(lambda: len(clock.slept) == 4, "the thread has rested twice")
+        self.assertEqual([notifications._TOGETHER, 0.01, notifications._TOGETHER, 0.03], clock.slept)
+
     def test_nobody_waits_for_an_agent_that_hangs(self) -> None:
         notices = self.notices()
         notices.add([selection(1, "hung")])

@@ -12,6 +12,8 @@ import sqlalchemy as sa
 from moorage import errors
 from moorage.coordination.tables import runs, tasks, totals
 from moorage.db import MICROSECONDS, Database, Duplicate, JournalEvent, now, read_now, record
+from moorage.db.schema import names_of
+from moorage.read_only import fields_of
 
 __all__ = ["COUNTS", "Control", "Run", "TaskStore"]
 
@@ -25,7 +27,7 @@ COUNTS = ("handled", "acted", "failed", "fenced", "lost", "skipped")
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A row of ``periodic_tasks``; without a row, the defaults.
+    """Holds a row of ``periodic_tasks``. A task without a row has the defaults.
 
     :param requested_at: microseconds of the database's clock: all engines run once more, with this as the tick.
     :param requested_object: the one object that was asked for; empty: all.
@@ -40,7 +42,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One sweep of one member.
+    """Holds the result of one sweep: one member's run of one task.
 
     :param ended: ``complete``, ``stale`` (the ring changed or the membership ended), ``failed`` (the objects could not be listed).
     :param owned: objects that were the member's. :param fenced: handlings whose writes were refused.
@@ -65,7 +67,7 @@ class Run:
 
 
 _CONTROL = (tasks.c.name, tasks.c.paused, tasks.c.reason, tasks.c.requested_at, tasks.c.requested_object)
-#: The time, and the rows where there are any.
+#: The database's time, with each row if there are any.
 _LOOK = sa.select(now(), *_CONTROL).select_from(sa.select(sa.literal(1)).subquery().outerjoin(tasks, sa.true()))
 _RUN = (
     runs.c.task, runs.c.member, runs.c.tick, runs.c.token, runs.c.started_at, runs.c.milliseconds, runs.c.owned,
@@ -73,16 +75,16 @@ _RUN = (
     runs.c.skipped,
 )  # fmt: skip
 #: What a sweep adds to the totals.
-_ADDED = tuple(column.name for column in totals.c if column is not totals.c.task)
+_ADDED = names_of(column for column in totals.c if column is not totals.c.task)
 _OF_TASK = sa.bindparam("of_task", type_=sa.String)
-_ADD = (
+_ADD_TO_TOTALS = (
     sa.update(totals)
     .where(totals.c.task == _OF_TASK)
     .values({name: totals.c[name] + sa.bindparam(f"more_{name}", type_=sa.BigInteger) for name in _ADDED})
 )
-_FIRST = sa.insert(totals)
-_INSERT = sa.insert(runs)
-#: The newest sweep of a task that is forgotten.
+_BEGIN_TOTALS = sa.insert(totals)
+_ADD_RUN = sa.insert(runs)
+#: The newest result of a task that is removed.
 _OLDEST = (
     sa.select(runs.c.id)
     .where(runs.c.task == _OF_TASK)
@@ -94,9 +96,9 @@ _FORGET = sa.delete(runs).where(runs.c.task == _OF_TASK, runs.c.id <= sa.bindpar
 
 
 class TaskStore:
-    """Reads and writes both tables. Safe for use by several threads.
+    """Reads and writes the requests to periodic tasks, and the results of their sweeps. Safe for use by several threads.
 
-    :param history: sweeps of each task that are kept.
+    :param history: how many results of each task are kept.
     """
 
     def __init__(self, database: Database, *, history: int = 100) -> None:
@@ -104,7 +106,7 @@ class TaskStore:
         self._history = history
 
     def look(self, transaction: Any = None) -> tuple[int, Mapping[str, Control]]:
-        """The database's time in microseconds, and what was asked, by task; one statement.
+        """Returns the database's time in microseconds, and what operators have requested, by task. One statement.
 
         :param transaction: to read in, where the caller has one.
         """
@@ -115,17 +117,17 @@ class TaskStore:
         return int(rows[0][0]), {row.name: _control(row[1:]) for row in rows if row.name is not None}
 
     def pause(self, name: str, reason: str) -> Control:
-        """Begin no sweep of the task any more, in any engine; what runs ends."""
+        """Pauses a task: no engine starts a sweep of it. Sweeps that run go on to their end."""
         return self._set(name, {"paused": True, "reason": reason})
 
     def resume(self, name: str) -> Control:
-        """Let it go on."""
+        """Resumes a paused task."""
         return self._set(name, {"paused": False, "reason": ""})
 
     def request(self, name: str, object_id: str = "") -> Control:
-        """Have it swept once more now, paused or not: all objects, or one.
+        """Requests one more sweep of a task now, even if it is paused: of all objects, or of one.
 
-        There is one request at a time. One for all that may not have been seen yet stays one for all.
+        A task has one request at a time. A request for all objects that no engine may have seen yet stays a request for all.
 
         :raises Conflict: another object was asked for so lately that an engine may not have seen it yet.
         """
@@ -176,18 +178,19 @@ class TaskStore:
             return self._database.run(work)
 
     def record(self, run: Run) -> None:
-        """Remember a sweep, add it to the totals, and forget the oldest beyond ``history``."""
-        row = {column.name: getattr(run, column.name) for column in _RUN}
-        row["problem"] = run.problem[:255]
+        """Stores the result of a sweep, adds it to the totals, and removes the oldest results beyond ``history``."""
+        row = fields_of(run) | {"problem": run.problem[:255]}
         ended = {"complete": "complete", "stale": "stale"}.get(run.ended, "broken")
         added = dict.fromkeys(_ADDED, 0) | {ended: 1, "milliseconds": run.milliseconds}
         added |= {name: getattr(run, name) for name in COUNTS}
         of_task = {"of_task": run.task}
 
         def work(tx: sa.Connection) -> None:
-            if not tx.execute(_ADD, {**of_task, **{f"more_{name}": value for name, value in added.items()}}).rowcount:
-                tx.execute(_FIRST, {**added, "task": run.task})
-            tx.execute(_INSERT, row)
+            if not tx.execute(
+                _ADD_TO_TOTALS, {**of_task, **{f"more_{name}": value for name, value in added.items()}}
+            ).rowcount:
+                tx.execute(_BEGIN_TOTALS, {**added, "task": run.task})
+            tx.execute(_ADD_RUN, row)
             last = tx.execute(_OLDEST, {**of_task, "kept": self._history}).scalar()
             if last is not None:
                 tx.execute(_FORGET, {**of_task, "last": last})
@@ -199,14 +202,14 @@ class TaskStore:
             self._database.run(work)
 
     def totals(self) -> Sequence[Mapping[str, Any]]:
-        """The totals, by task, as columns of the table ``periodic_totals``, with ``tick``: the last that was swept; one query."""
+        """Returns the totals of each task: the columns of ``periodic_totals``, and the last ``tick`` that was swept. One query."""
         last = sa.select(runs.c.task, sa.func.max(runs.c.tick).label("tick")).group_by(runs.c.task).subquery()
         query = sa.select(totals, last.c.tick).join(last, last.c.task == totals.c.task, isouter=True)
         with self._database.read() as tx:
             return [dict(row) for row in tx.execute(query.order_by(totals.c.task)).mappings()]
 
     def runs(self, task: str | None = None, *, limit: int = 100) -> Sequence[Run]:
-        """The last sweeps, newest first."""
+        """Returns the results of the last sweeps, newest first."""
         query = sa.select(*_RUN).order_by(runs.c.id.desc()).limit(limit)
         if task is not None:
             query = query.where(runs.c.task == task)

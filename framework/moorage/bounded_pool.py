@@ -40,7 +40,7 @@ class Overdue(TimeoutError):
 
 
 class PooledCall(Generic[R]):
-    """One call on its way through the pool.
+    """Holds one call, its state and its result.
 
     :param ended: set when the call has returned, beside ``has_ended``; None: nobody waits for it.
     :param measured: whether :meth:`processor_seconds` is asked for.
@@ -77,7 +77,7 @@ class PooledCall(Generic[R]):
         self.result: R
 
     def run(self, name: str) -> None:
-        """Call it; never raises."""
+        """Makes the call, and stores its result or its error. Never raises."""
         if self._measured:
             time = ThreadTime()
             self._before, self._time = time.seconds(), time
@@ -87,19 +87,19 @@ class PooledCall(Generic[R]):
         except BaseException as error:  # noqa: BLE001  (given to the caller)
             self.error = error
         finally:
-            # What it refers to may refer to this call: it would live until a collection of garbage, which stops all threads.
+            # The work may refer to this call. Only a garbage collection would free the two then, and it stops all threads.
             del self._work
             self.has_ended = True
             if self._ended is not None:
                 self._ended.set()
 
     def processor_seconds(self) -> float:
-        """Processor time that the call has used."""
+        """Returns the seconds of processor time that the call has used."""
         return 0.0 if self._time is None else self._time.seconds() - self._before
 
 
 class BoundedPool:
-    """Threads of one name for calls that may hang. Safe for use by several threads.
+    """Runs calls that may hang in a bounded number of threads. Safe for use by several threads.
 
     Threads are started when they are needed, and kept for later calls.
 
@@ -120,17 +120,17 @@ class BoundedPool:
 
     @property
     def room(self) -> int:
-        """How many calls can run at once beside the abandoned ones."""
+        """Returns how many calls can run at once, without the abandoned calls."""
         with self._changed:
             return self._room()
 
     @property
     def stuck(self) -> bool:
-        """Whether so many calls hang that none can begin."""
+        """Returns whether so many calls hang that no other call can start."""
         return self.room <= 0
 
     def start(self, work: Callable[[], object], ended: threads.Event | None = None) -> PooledCall[None]:
-        """Have it called when a thread is free; what it raises is logged. Does not wait.
+        """Starts a call as soon as a thread is free, and logs what it raises. Does not wait.
 
         :param ended: set when it has returned.
         :raises Unavailable: the pool has no thread, and the system starts none now.
@@ -140,7 +140,7 @@ class BoundedPool:
         return job
 
     def abandon(self, job: PooledCall[Any]) -> bool:
-        """Go on without a call, which may hang; False when it has just ended."""
+        """Abandons a call that may hang. Returns False if the call has just ended."""
         with self._changed:
             if job.has_ended:
                 return False
@@ -161,7 +161,7 @@ class BoundedPool:
         *,
         processor: float | None = None,
     ) -> R:
-        """Call it in one of the threads; what it returns or raises.
+        """Makes a call in a thread of the pool, and returns or raises what the call does.
 
         :param limit: seconds that it may take, with the wait for a thread; None: for ever.
         :param progress: for work of several steps: from the number of the thread that does the work (0: not begun) to the step
@@ -188,7 +188,7 @@ class BoundedPool:
         limit: float | None = None,
         overdue: Callable[[T], object] = lambda item: None,
     ) -> list[T]:
-        """Call ``work(item)`` for all items, up to ``size`` at a time; returns when each call has returned or was abandoned.
+        """Calls ``work(item)`` for all items, up to ``size`` at a time. Returns when each call has returned or was abandoned.
 
         :param work: what it raises is logged.
         :param limit: seconds that one call may take; None: for ever.
@@ -219,7 +219,7 @@ class BoundedPool:
                     overdue(lane.item)
 
     def close(self) -> None:
-        """Take no further work; the threads end after what waits already. Does not wait."""
+        """Closes the pool: it accepts no further calls, and its threads end after the waiting calls. Does not wait."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -240,7 +240,7 @@ class BoundedPool:
                 raise errors.Unavailable(f"No thread can be started for {self._name} now; try again.")
 
     def _staff(self) -> None:
-        """Wake or start a thread for the newest job; the caller holds the lock."""
+        """Wakes or starts a thread for the newest call. The caller holds the lock."""
         if self._idle >= len(self._waiting):
             self._changed.notify()
         elif self._threads < self._room():
@@ -273,9 +273,9 @@ class BoundedPool:
         progress: Callable[[int], Progress],
         processor: float | None,
     ) -> None:
-        """Wait until the job has ended.
+        """Waits until a call has ended.
 
-        :raises Overdue: it hangs, and was abandoned.
+        :raises Overdue: the call hangs, and was abandoned.
         """
         detector = HangDetector(self._clock, limit)
         pause = detector.pause if processor is None else min(detector.pause, processor / LOOKS)
@@ -285,7 +285,7 @@ class BoundedPool:
                 raise Overdue(self._name, limit, begun=job.thread != 0)
 
     def _left(self, job: PooledCall[Any]) -> bool:
-        """Whether the job was abandoned, so that another thread has taken this one's place."""
+        """Returns whether a call was abandoned, so that another thread has replaced this thread."""
         with self._changed:
             if job.abandoned:
                 self._abandoned -= 1
@@ -294,7 +294,7 @@ class BoundedPool:
 
 
 class _Run(Generic[T]):
-    """One call of :meth:`BoundedPool.for_each`."""
+    """Holds the items and the work of one call of :meth:`BoundedPool.for_each`."""
 
     def __init__(
         self, items: Iterable[T], work: Callable[[T], object], name: str, clock: Clock, limit: float | None
@@ -310,7 +310,7 @@ class _Run(Generic[T]):
 
 
 class _Lane(Generic[T]):
-    """What one thread does of a run: one item after the other, without a hand-over in between."""
+    """Does items of a run in one thread, one after the other."""
 
     def __init__(self, run: _Run[T]) -> None:
         self.item: T
@@ -321,12 +321,12 @@ class _Lane(Generic[T]):
         self._abandoned = False
 
     def run(self) -> None:
-        """Do what waits, until nothing does or the lane was abandoned."""
+        """Does waiting items until none is left, or until the lane was abandoned."""
         while self._next():
             _logged(functools.partial(self._run.work, self.item), self._run.name)
 
     def abandon_if_it_hangs(self) -> bool:
-        """Look at the present item; when its call hangs, nothing more of the lane counts."""
+        """Abandons the lane if the call for its present item hangs. Returns whether it does."""
         with self._run.lock:
             self._abandoned = self._run.limit is not None and self._detector.look(self._step)
             return self._abandoned

@@ -14,10 +14,10 @@ import secrets
 
 __all__ = ["Random", "RandomSource", "generator", "new_hex", "new_ordered_uuid", "new_uuid", "secret", "use"]
 
-#: Bytes of a UUID, and for how many UUIDs the operating system is asked at a time. A thread that asks it lets other threads go on,
-#: and waits for its turn.
+#: Bytes of a UUID, and how many UUIDs get their bytes from one call of os.urandom. The call releases the interpreter's lock, and a
+#: busy thread waits until it has the lock again.
 _SIZE, _DRAWN = 16, 256
-#: What was drawn and is not used. A forked process draws its own.
+#: Random bytes for UUIDs that were not made yet. A forked process must not use those of its parent.
 _blocks: collections.deque[bytes] = collections.deque()
 os.register_at_fork(after_in_child=_blocks.clear)
 
@@ -26,14 +26,14 @@ Random = random.Random
 
 
 class RandomSource:
-    """The operating system's randomness. The simulation derives its own from it."""
+    """Reads the operating system's randomness. The simulation derives its own from it."""
 
     def generator(self) -> Random:
-        """A generator for choices that are no secret (spreading, jitter)."""
+        """Returns a generator for choices that are no secret (spreading, jitter)."""
         return Random()
 
     def new_uuid(self) -> str:
-        """A random UUID (version 4), in lower case with hyphens."""
+        """Returns a random UUID (version 4), in lower case with hyphens."""
         # As uuid.uuid4() makes it, without its object: three of them take a twentieth of what the API does for an instance.
         digits = _block().hex()
         variant = "89ab"[int(digits[16], 16) & 3]
@@ -58,19 +58,19 @@ _source = RandomSource()
 
 
 def use(source: RandomSource) -> RandomSource:
-    """Take everything from ``source`` from now on; returns the one that was used before."""
+    """Replaces the source of all randomness, and returns the source that was used before."""
     global _source
     before, _source = _source, source
     return before
 
 
 def generator() -> Random:
-    """A generator for choices that are no secret (spreading, jitter). Seeded differently in each process."""
+    """Returns a generator for choices that are no secret (spreading, jitter). Each process has another seed."""
     return _source.generator()
 
 
 def new_uuid() -> str:
-    """A random UUID (version 4), in lower case with hyphens."""
+    """Returns a random UUID (version 4), in lower case with hyphens."""
     return _source.new_uuid()
 
 
@@ -84,7 +84,7 @@ def new_ordered_uuid(seconds: float) -> str:
 
 
 def new_hex() -> str:
-    """A random UUID as 32 hexadecimal digits."""
+    """Returns a random UUID as 32 hexadecimal digits."""
     return new_uuid().replace("-", "")
 
 

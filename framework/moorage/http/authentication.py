@@ -265,6 +265,7 @@ class _Basic:
         users = self._read()
         # An unknown user costs as much time as a wrong password, so that the time does not tell which it was.
         hashed, roles = users.known.get(user, (self._unknown, ()))
+        # Unlike OpenSSL's HMAC, it keeps the interpreter's lock: a busy thread would wait until it has the lock again.
         digest = hashlib.blake2b(f"{user}\0{password}".encode(), key=self._key).digest()
         if digest not in users.verified and not _matches(password, hashed):
             raise errors.Unauthenticated("The user or the password is wrong.")

@@ -12,6 +12,7 @@ are compared before anything is measured. Read the ratios; times are the machine
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import random
@@ -20,6 +21,7 @@ import time
 import tracemalloc
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from oslo_config import cfg
@@ -29,9 +31,11 @@ from moorage.rpc.interface import Message, Origin
 from moorage.rpc.server import RpcDispatcher, endpoints_of
 from moorage.scheduling import filter_and_weigh as pipelines
 from moorage.scheduling import options as scheduling_options
+from moorage.scheduling.alike import AlikeRequests, what_is_asked
 from moorage.scheduling.decisions import Decision, Decisions
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.filter_and_weigh import Pipeline
+from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.interface import (
@@ -46,6 +50,8 @@ from moorage.scheduling.interface import (
     RequestSpec,
 )
 from moorage.scheduling.plugin_runner import PluginRunner
+from moorage.scheduling.ranker import Ranker
+from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.rpc import SchedulerEndpoint
 from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
@@ -320,6 +326,42 @@ class Bench:
             self.view.drop(each)
         return answer
 
+    def alike(self) -> dict[str, float]:
+        """Microseconds to choose a node for each of several requests alike, set after set, by the size of the sets."""
+        policy = SchedulingPolicy(
+            self.pipeline([ComputeFilter(conf=self.conf), CapacityFilter(conf=self.conf)], weighed=True),
+            self.guard,
+            1,
+            16,
+        )
+        clock, spec = SystemClock(), self.spec()
+        ranker = Ranker(self.view, FleetRefresher(self.view, NoNodes(), clock, None), Reservations(), clock)
+        requests = AlikeRequests(ranker, self.view, policy, what_is_asked(spec), clock)
+        placed: list[str] = []
+
+        def one_set(size: int) -> None:
+            requests.begin(size)
+            for _ in range(size):
+                one = replace(spec, instance_uuid=str(uuid.uuid4()))
+                fleet, ranking = requests.rank(one, ())
+                row = int(ranking.rows[0])
+                node = fleet.nodes[row]
+                placed.append(one.instance_uuid)
+                self.view.put(
+                    InstanceRecord(
+                        one.instance_uuid, node.host, node.name, one.flavor.flavorid, one.flavor.resources, busy=True
+                    )
+                )
+                requests.take(row)
+
+        answer = {
+            str(size): round(seconds(functools.partial(one_set, size), 4 * self.repeat) / size * 1e6, 1)
+            for size in (1, 2, 6, 16, 64)
+        }
+        for each in placed:
+            self.view.drop(each)
+        return answer
+
     def messages(self) -> dict[str, object]:
         """Messages per second: as the tracker takes them, and as the dispatcher gets them from a transport."""
         records = [self.record(self.random.choice(self.nodes)) for _ in range(50_000)]
@@ -482,6 +524,7 @@ def main() -> None:
         bench = Bench(nodes, arguments.per_node, arguments.repeat)
         found = report[f"{nodes} nodes"] = {"instances": len(bench.records), **bench.filters()}
         found["whole_request"] = bench.requests()
+        found["requests_alike_us"] = bench.alike()
         found["messages"] = bench.messages()
         bench.guard.close()
     report["load"] = loading(arguments.load, bench.nodes)

@@ -1,32 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks nodes for several requests alike: requests that differ only in the uuid and name of the instance.
+"""Ranks nodes for requests alike: requests that differ only in the uuid and name of the instance.
 
-The scheduler decides such requests one after the other. Each decision takes resources of one node. If the plugins judge each node
-alone, only the weight of that node changes. The plugins are asked twice: about the fleet as it is, and about the fleet with one
-more instance on each node that is likely to be chosen. The rankings of all these requests are computed from the two answers. They
-equal rankings by the plugins while nothing else changes the fleet.
+If the plugins judge each node alone, a change of one node changes no other node's answer. So their answers about all nodes are
+kept for a moment. Before a set of requests, the plugins are asked again about the nodes whose use has changed. Each decision of the
+set takes resources of one node: the plugins are asked in advance about the nodes that are likely to be chosen, with one more
+instance on each. The rankings are computed from these answers. They equal rankings by the plugins, of the fleet as it was when the
+set began and with the requests of the set that were decided before.
 """
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
+from moorage import errors
+from moorage.clock import Clock
 from moorage.scheduling.filter_and_weigh import Judgement, Ranking
-from moorage.scheduling.fleet_view import FleetView
-from moorage.scheduling.interface import RequestSpec
+from moorage.scheduling.fleet_view import FleetView, Moment
+from moorage.scheduling.interface import Mask, RequestSpec, Rows
 from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.request import property_types
-from moorage.scheduling.sample import may_sample
+from moorage.scheduling.sample import Sample, may_sample
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
 from moorage.scheduling.weights import KeptWeights
 
 __all__ = ["AlikeRequests", "what_is_asked"]
+
+#: Seconds for which answers about all nodes are kept. An answer may depend on more than the use of its node.
+_KEPT = 1.0
+#: If the use of more nodes has changed, the plugins are asked about all nodes.
+_MANY = 512
+#: About how many nodes at least the plugins are asked with one more instance on each.
+_FORESEEN = 64
 
 _the_same: Callable[[RequestSpec], tuple[Any, ...]] = operator.attrgetter(
     *(each.name for each in fields(RequestSpec) if each.compare and each.name not in ("instance_uuid", "properties"))
@@ -41,92 +52,203 @@ def what_is_asked(spec: RequestSpec) -> tuple[Any, ...]:
 
 @dataclass(slots=True)
 class _Known:
-    """Holds the two answers of the plugins.
+    """Holds the answers of the plugins.
 
-    :param fleet: the snapshot that the plugins were asked about.
-    :param now: the judgement of the nodes. :param weights: their weights, with the requests that were decided since.
-    :param later: the judgement with one more instance on each likely node; None: the plugins were not asked yet.
-    :param likely: indexes in ``now.rows`` of the likely nodes that pass in ``later`` and were not chosen yet.
+    :param fleet: the snapshot that the rows of rankings refer to. :param now: the judgement of its nodes.
+    :param rows: the rows that the nodes of ``now.rows`` have in the view.
+    :param weights: the weights of these nodes.
+    :param moment: the answers have the changes of the view up to this moment.
+    :param until: when the answers expire, on the monotonic clock.
+    :param requests: how many more requests the nodes are enough for.
+    :param later: index in ``rows`` -> the raw weights with one more instance there, for likely nodes that pass with it.
     """
 
     fleet: Snapshot
     now: Judgement
+    rows: Rows
     weights: KeptWeights
-    later: Judgement | None = None
-    likely: set[int] = field(default_factory=set)
+    moment: Moment
+    until: float
+    requests: float
+    later: dict[int, Sequence[float]] = field(default_factory=dict)
 
 
 class AlikeRequests:
-    """Ranks nodes for requests alike, one after the other. Used by one thread.
+    """Ranks nodes for requests alike, set after set. Used by one thread at a time.
 
-    :param count: how many requests there are.
+    :param asked: what the requests ask, by :func:`what_is_asked`.
     """
 
-    def __init__(self, ranker: Ranker, view: FleetView, policy: SchedulingPolicy, count: int) -> None:
+    def __init__(
+        self, ranker: Ranker, view: FleetView, policy: SchedulingPolicy, asked: tuple[Any, ...], clock: Clock
+    ) -> None:
+        self.policy = policy
+        self.asked = asked
         self._ranker = ranker
         self._view = view
-        self._policy = policy
-        self._left = count
+        self._clock = clock
         self._known: _Known | None = None
-        self._taken: int | None = None
-        self._useful = True
+        #: How many requests of the set are not ranked yet.
+        self._left = 0
+        #: Whether the answers have all that the requests of the set have taken.
+        self._current = False
+        #: Whether most nodes can take more than one instance.
+        self._foresees = True
+        #: How many requests the answers have served, and how many are expected while the next answers are kept.
+        self._served = self._expected = 0
+
+    def begin(self, count: int) -> None:
+        """Begins a set of so many requests."""
+        self._left, self._current, self._foresees = count, False, True
+        known = self._known
+        if known is None:
+            return
+        expired_for = self._clock.monotonic() - known.until
+        if expired_for >= 0.0:
+            self._known, self._expected = None, self._served if expired_for < _KEPT else 0
+        elif known.requests < count:
+            # A sample was used up early.
+            self._known, self._expected = None, 2 * self._served
 
     def rank(self, spec: RequestSpec, refused: Collection[str]) -> tuple[Snapshot, Ranking]:
-        """Ranks the nodes for the next request. Does not wait for claims of other requests.
+        """Ranks the nodes for the next request of the set. Does not wait for claims of other requests.
 
         :param refused: uuids of nodes that have refused this request.
         :returns: the ranking, and the snapshot that its rows refer to. More may be in use than the snapshot shows.
         :raises PluginFailed: a plugin raised.
         """
         self._left -= 1
-        found = None if refused else self._rank_known(spec)
-        if found is not None:
-            return found
-        keeps = self._left > 0 and self._useful and self._policy.pipeline.judges_alone and not refused
-        fleet, ranking = self._ranker.rank(self._policy, spec, None, refused, 1 + self._left if keeps else 1)
-        self._known = None
-        if keeps and self._may_keep(spec, ranking):
-            judgement = ranking.judgement
-            self._known = _Known(fleet, judgement, KeptWeights(judgement.weighings, len(judgement.rows)))
-        elif keeps:
-            # A large sample would serve one request again.
-            self._useful = False
+        if refused:
+            self._current = False
+            return self._ranker.rank(self.policy, spec, None, refused)
+        known, self._known = self._known, None
+        if known is not None and not self._current:
+            self._ranker.freshen()
+            known = self._with_changes(known, spec)
+        if known is None:
+            fleet, ranking, known = self._rank_all(spec)
+        else:
+            fleet, ranking = known.fleet, known.now.ranking(*known.weights.best(self.policy.looked_at))
+        if known is not None:
+            known.requests -= 1
+            self._served += 1
+            if self._left and self._foresees and not self._current:
+                self._foresee(known, spec)
+        self._known, self._current = known, True
         return fleet, ranking
 
     def take(self, row: int | None) -> None:
-        """Says which row the last ranked request has chosen; None: no row."""
-        self._taken = row
+        """Says which row the last ranked request has chosen, and that the caller puts its instance into the view; None: no row."""
+        known = self._known
+        if row is None or known is None or not self._current:
+            return
+        place = int(np.searchsorted(known.now.rows, row))
+        later = known.later.pop(place, None)
+        if later is None:
+            self._current = False
+        else:
+            known.weights.change(place, later)
 
-    def _rank_known(self, spec: RequestSpec) -> tuple[Snapshot, Ranking] | None:
-        """Ranks by the kept answers; returns None if they do not cover the node that was chosen last."""
-        known, row = self._known, self._taken
-        if known is None:
+    def _rank_all(self, spec: RequestSpec) -> tuple[Snapshot, Ranking, _Known | None]:
+        """Ranks all nodes, or a sample of them. Returns the answers too, if they can serve further requests."""
+        keeps = self.policy.pipeline.judges_alone and may_sample(spec) and not self._view.any_nested
+        moment, _ = self._view.changes(None)
+        wanted, self._served = max(1 + self._left, self._expected), 0
+        fleet, ranking = self._ranker.rank(self.policy, spec, None, (), wanted if keeps else 1)
+        if not keeps or ranking.skipped or ranking.promising or ranking.passed < 2:
+            return fleet, ranking, None
+        now, rows, requests = ranking.judgement, ranking.judgement.rows, math.inf
+        if isinstance(fleet, Sample):
+            rows, requests = fleet.rows[rows], self._ranker.requests_for(self.policy, ranking)
+        weights = KeptWeights(now.weighings, len(rows))
+        return fleet, ranking, _Known(fleet, now, rows, weights, moment, self._clock.monotonic() + _KEPT, requests)
+
+    def _with_changes(self, known: _Known, spec: RequestSpec) -> _Known | None:
+        """Asks the plugins about the nodes whose use has changed. Returns None if they must be asked about all nodes."""
+        known.moment, changed = self._view.changes(known.moment)
+        if changed is None or len(changed) > _MANY:
             return None
-        if row is not None:
-            place = int(np.searchsorted(known.now.rows, row))
-            if known.later is None:
-                self._ask(known, spec)
-                # If this node does not pass with one more instance, each instance probably fills a node: no use to ask again.
-                self._useful = place in known.likely
-            if known.later is None or place not in known.likely:
-                return None
-            known.weights.change(place, known.later.weighings)
-            known.likely.remove(place)
-        return known.fleet, known.now.ranking(*known.weights.best(self._policy.looked_at))
+        if isinstance(known.fleet, Sample):
+            changed = changed[_within(changed, known.fleet.rows)]
+        if not len(changed):
+            return known
+        answers = self._ask(changed, spec)
+        if answers is None:
+            return None
+        passed = changed[answers.rows]
+        if len(passed) and len(answers.weighings) != known.weights.weighers:
+            # A weigher that counts for some nodes alone was not asked.
+            return None
+        before, after = _within(changed, known.rows), _within(changed, passed)
+        left = before & ~after
+        if (after & ~before).any() or (left.any() and not (before | after).all()):
+            # It is not known which filter has removed a node before.
+            return None
+        places = np.searchsorted(known.rows, passed)
+        for place in places.tolist():
+            known.later.pop(place, None)
+        if len(places):
+            known.weights.change_all(places, answers.weighings)
+        return _without(known, changed[left], answers.removed) if left.any() else known
 
-    def _ask(self, known: _Known, spec: RequestSpec) -> None:
+    def _foresee(self, known: _Known, spec: RequestSpec) -> None:
         """Asks the plugins about the nodes that are likely to be chosen, with one more instance on each."""
-        # The node of the last request, and one for this request and each one after it but the last.
-        places, _ = known.weights.best(self._left + 1)
-        rows = known.now.rows[places]
-        fleet = known.fleet.with_more_on(rows, spec.flavor, counted=self._view.tracked)
-        found = self._policy.pipeline.judge_again(self._policy.guard, fleet, spec, known.now)
-        if found is not None:
-            passed, known.later = found
-            known.likely = set(places[passed[places]].tolist())
+        # A node for this request and for each request after it.
+        likely, _ = known.weights.best(self._left + 1)
+        if known.later.keys() >= set(likely.tolist()):
+            return
+        # The number of nodes hardly counts: those that this set does not take serve the next ones.
+        places, _ = known.weights.best(max(2 * len(likely), _FORESEEN))
+        rows = np.sort(known.rows[places])
+        answers = self._ask(rows, spec, more=True)
+        if answers is not None and len(answers.weighings) == known.weights.weighers:
+            passed = np.searchsorted(known.rows, rows[answers.rows]).tolist()
+            known.later = dict(zip(passed, _raw(answers), strict=True))
+        self._foresees = 2 * len(known.later) > len(places)
 
-    def _may_keep(self, spec: RequestSpec, ranking: Ranking) -> bool:
-        """Returns whether the answers of the plugins, which judge each node alone, can serve further requests alike."""
-        if self._view.any_nested or not may_sample(spec):
-            return False
-        return not (ranking.skipped or ranking.promising) and ranking.passed > 1
+    def _ask(self, rows: Rows, spec: RequestSpec, *, more: bool = False) -> Judgement | None:
+        """Asks the plugins about some rows of the view. Returns None if the answers cannot be kept.
+
+        :param more: with one more instance of the request on each.
+        """
+        fleet: Snapshot = self._view.sample(lambda size: rows, spec.flavor.flavorid)
+        if more:
+            fleet = fleet.with_more_on(fleet.all_rows, spec.flavor, counted=self._view.tracked)
+        try:
+            ranking = self._ranker.run(self.policy, spec, fleet, judged_only=True)
+        except errors.MoorageError:
+            # A ranking of all nodes asks the plugin again, and raises this if it must be.
+            return None
+        return None if ranking.skipped or ranking.promising else ranking.judgement
+
+
+def _without(known: _Known, rows: Rows, removed: Mapping[str, int]) -> _Known | None:
+    """Takes nodes that do not pass any more out of the answers. Returns None if fewer than two are left.
+
+    :param removed: filter -> how many of them it has removed.
+    """
+    places = np.searchsorted(known.rows, rows)
+    if len(known.rows) - len(places) < 2:
+        return None
+    before = known.now
+    counts = {name: before.removed.get(name, 0) + removed.get(name, 0) for name in {**before.removed, **removed}}
+    known.now = Judgement(np.delete(before.rows, places), before.considered, counts, [])
+    known.rows = np.delete(known.rows, places)
+    known.weights.drop(places)
+    known.later.clear()
+    return known
+
+
+def _raw(answers: Judgement) -> Sequence[Sequence[float]]:
+    """Returns the raw weights of each row."""
+    columns = [each.raw.tolist() for each in answers.weighings]
+    return list(zip(*columns, strict=True)) if columns else [()] * len(answers.rows)
+
+
+def _within(rows: Rows, others: Rows) -> Mask:
+    """Returns which of the rows are among the others. Both ascend."""
+    if not len(others):
+        return np.zeros(len(rows), dtype=np.bool_)
+    places = np.minimum(np.searchsorted(others, rows), len(others) - 1)
+    found: Mask = others[places] == rows
+    return found

@@ -265,7 +265,7 @@ class Pipeline:
     ) -> Ranking:
         """Filter and rank the given rows of the fleet.
 
-        :param most: how many of the best are wanted; all when None.
+        :param most: how many of the best are wanted; all when None. With 0 the nodes are judged, and not compared.
         :param filtered: whether to ask the filters at all; nodes that may not host anything fall all the same.
         :raises InvalidInput: a plugin cannot make sense of the request.
         :raises PluginFailed: a plugin raised or answered nonsense; the request must be refused.
@@ -281,40 +281,17 @@ class Pipeline:
             if filtered:
                 self._filter(run, self._asked(spec))
             left = run.left()
-            weighings, weights = self._weigh(run, left)
-            preferred = self._preferred(run, left) if isinstance(fleet, Sample) else 0
+            # A single node need not be compared.
+            weighings = self._weigh(run, left) if len(left) > 1 or most == 0 else []
+            preferred = self._preferred(run, left) if isinstance(fleet, Sample) and most != 0 else 0
         # Asked last: a class written for Nova shows only by running what it reads.
         promising = tuple(pair for pair in run.asked if pair[0].judges)
         judgement = Judgement(left, len(rows), run.removed, weighings)
+        weights = sum_of([each.weights() for each in weighings if most != 0], len(left))
         best = best_of(weights, most)
         return judgement.ranking(
             best, weights[best], skipped=tuple(run.skipped), promising=promising, preferred=preferred
         )
-
-    def judge_again(
-        self, guard: PluginRunner, fleet: Snapshot, spec: RequestSpec, before: Judgement
-    ) -> tuple[Mask, Judgement] | None:
-        """Asks the plugins again about the rows that passed, with more in use on some of them.
-
-        For pipelines with :attr:`judges_alone`.
-
-        :param fleet: the fleet of the earlier judgement, with more in use.
-        :returns: which of the rows still pass, and the judgement of all of them. None: a weigher raised, or a filter was skipped or
-            judged instances.
-        """
-        with guard.slot() as slot:
-            run = _Run(guard, slot, fleet, fleet.resolved(spec), before.rows, len(before.rows))
-            self._filter(run, self._filters)
-            try:
-                weighings, _ = self._weigh(run, before.rows)
-            except errors.MoorageError:
-                # No request needs this answer yet. The next ranking asks the weigher again.
-                return None
-        if run.skipped or any(each.judges for each, _ in run.asked):
-            return None
-        passed = np.zeros(fleet.size, dtype=np.bool_)
-        passed[run.left()] = True
-        return passed[before.rows], Judgement(before.rows, before.considered, before.removed, weighings)
 
     def refused_by(self, guard: PluginRunner, fleet: Snapshot, row: int, spec: RequestSpec, ranking: Ranking) -> str:
         """Ask the filters that judged instances again about one node; the name of one that refuses it, or nothing.
@@ -440,29 +417,22 @@ class Pipeline:
             run.keep_common(name, allowed)
         return asked
 
-    def _weigh(self, run: _Run, rows: Rows) -> tuple[list[Weighing], npt.NDArray[np.float64]]:
-        """Returns the raw weights of each weigher whose multiplier is not 0, and the sum of their normalized weights.
-
-        A single row is not weighed.
-        """
+    def _weigh(self, run: _Run, rows: Rows) -> list[Weighing]:
+        """Returns the raw weights of each weigher whose multiplier is not 0."""
         found: list[Weighing] = []
-        weights: list[npt.NDArray[np.float64] | None] = []
-        if len(rows) > 1:
-            for each in self._weighers:
-                run.slot.begin(each)
-                try:
-                    with plugin_isolation.isolate_plugin_call(each.name):
-                        multiplier = _multiplier(each.plugin, run.fleet, rows)
-                        if isinstance(multiplier, np.ndarray) or multiplier:
-                            raw = _raw(each.plugin, run.fleet, rows, run.spec)
-                            weighing = Weighing(raw, multiplier, each.plugin.minval, each.plugin.maxval)
-                            weights.append(weighing.weights())
-                            found.append(weighing)
-                except errors.InvalidInput:
-                    raise
-                except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
-                    run.guard.failed(each, error)
-        return found, sum_of(weights, len(rows))
+        for each in self._weighers if len(rows) else ():
+            run.slot.begin(each)
+            try:
+                with plugin_isolation.isolate_plugin_call(each.name):
+                    multiplier = _multiplier(each.plugin, run.fleet, rows)
+                    if isinstance(multiplier, np.ndarray) or multiplier:
+                        raw = _raw(each.plugin, run.fleet, rows, run.spec)
+                        found.append(Weighing(raw, multiplier, each.plugin.minval, each.plugin.maxval))
+            except errors.InvalidInput:
+                raise
+            except Exception as error:  # noqa: BLE001  (whatever a plugin may raise)
+                run.guard.failed(each, error)
+        return found
 
     def _preferred(self, run: _Run, rows: Rows) -> int:
         """How many of the rows every weigher prefers; none if one raises, so that all nodes are ranked."""

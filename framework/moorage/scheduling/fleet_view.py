@@ -29,11 +29,13 @@ from moorage.scheduling.provider_columns import ProviderColumns, ProviderUse
 from moorage.scheduling.sample import Sample
 from moorage.scheduling.snapshot import COUNTED_FLAVORS, Counts, Floats, Snapshot
 
-__all__ = ["FleetView"]
+__all__ = ["FleetView", "Moment"]
 
+#: A moment of a view: the object that stands for its era, and how many changes of rows there were since that began.
+Moment = tuple[object, int]
 #: Names of counts by row: of all instances, and of those that are busy.
 _INSTANCES, _BUSY = "instances", "busy"
-#: Changes that are noted at most before they are added to the columns.
+#: Changes that are noted at most before they are added to the columns; and rows that are remembered to have changed.
 _NOTED = 65_536
 #: So many noted changes are added one by one, which takes less time than array operations.
 _FEW = 64
@@ -74,6 +76,9 @@ class FleetView:
         self._bare: Snapshot | None = None
         #: What was applied to the nodes last; None when nodes were read since.
         self._unavailable: ExcludedTargets | None = None
+        #: The rows whose use has changed since the era began. An era ends when more than use changes.
+        self._changed_rows: list[int] = []
+        self._era = object()
         self._index = InstanceIndex(0)
         self._nodes: tuple[NodeState, ...] = ()
         self._build([])
@@ -108,6 +113,7 @@ class FleetView:
             self._count_foreign()
             self._unavailable = None
             self._snapshot = None
+            self._begin_era()
 
     def change_nodes(self, changes: FleetChanges, *, held: Collection[str] = ()) -> None:
         """Takes over what changed in the store since the nodes were last taken over; costs what changed.
@@ -137,6 +143,7 @@ class FleetView:
                 self._place_homeless()
             self._count_foreign()
             self._snapshot = None
+            self._begin_era()
 
     def _read_held(self, uuids: Collection[str]) -> None:
         """The reading that is taken over has what was held when it began."""
@@ -172,6 +179,7 @@ class FleetView:
             self._nodes = nodes
             self._read_availability()
             self._snapshot = None
+            self._begin_era()
 
     def down_hosts(self) -> frozenset[str]:
         """The hosts whose agents were down when the states were last read."""
@@ -263,6 +271,7 @@ class FleetView:
             if any((limited[name] < foreign).any() for name, foreign in self._foreign.items()):
                 self._foreign = {name: frozen_array(foreign) for name, foreign in limited.items()}
                 self._snapshot = self._bare = None
+                self._begin_era()
 
     def _foreign_before(self, name: str) -> Floats:
         """What the last reading found, by today's rows."""
@@ -331,9 +340,11 @@ class FleetView:
         if row is None:
             return
         self._snapshot = None
+        self._changed_rows.append(row)
         for name, amount in record.resources.items():
             if name in self._used:
                 self._changeable(self._used, name)[row] += sign * amount
+        self._fold_if_many()
 
     def overcounted(self) -> list[str]:
         """The hosts with nodes of which the known instances use more than the store said last."""
@@ -487,6 +498,7 @@ class FleetView:
     def _note(self, row: int, record: InstanceRecord, sign: int) -> None:
         """Notes one more (or less) instance of its kind on the row."""
         kind = self._kind(record)
+        self._changed_rows.append(row)
         self._noted_rows.append(row)
         self._noted_kinds.append(kind if sign > 0 else ~kind)
         self._fold_if_many()
@@ -497,6 +509,7 @@ class FleetView:
             kind = self._kind(record)
             self._noted_rows.append(row)
             self._noted_kinds.append(kind)
+        self._changed_rows.extend(rows)
         self._fold_if_many()
 
     def _kind(self, record: InstanceRecord) -> int:
@@ -514,6 +527,9 @@ class FleetView:
         return kind
 
     def _fold_if_many(self) -> None:
+        """Bounds what is noted and remembered."""
+        if len(self._changed_rows) >= _NOTED:
+            self._begin_era()
         if len(self._noted_rows) >= _NOTED:
             self._fold()
             if self._index.trim():
@@ -597,6 +613,21 @@ class FleetView:
             np.add.at(self._changeable(self._flavors, flavorid), rows[mine], signs[mine])
 
     # -- snapshots ------------------------------------------------------------------------------------------------
+
+    def changes(self, since: Moment | None) -> tuple[Moment, Rows | None]:
+        """Returns the present moment, and the rows whose use may have changed since an earlier one, ascending.
+
+        None in place of the rows: other things may have changed, too.
+        """
+        with self._lock:
+            now = (self._era, len(self._changed_rows))
+            if since is None or since[0] is not self._era:
+                return now, None
+            return now, np.unique(np.array(self._changed_rows[since[1] :], dtype=np.intp))
+
+    def _begin_era(self) -> None:
+        """Forgets which rows have changed."""
+        self._changed_rows, self._era = [], object()
 
     def snapshot(self) -> Snapshot:
         """The fleet as it is now; the same object as long as nothing changes."""

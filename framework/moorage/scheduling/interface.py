@@ -659,7 +659,8 @@ class HostFilter(abc.ABC):
     #: Its answer for a node follows from that node and the request alone, so that it may be shown a sample of the nodes. A class
     #: that overrides ``prepare``, ``mask_rows`` or ``filter_rows`` declares it itself. One with ``host_passes`` alone need not. One
     #: that declares it does not read the instance's uuid or name of requests without a server group: what it says for one request
-    #: holds for the next one that differs in nothing else, but for the node that the first one took.
+    #: holds for the next one that differs in nothing else, but for nodes whose use has changed. What depends on other things is up
+    #: to a second old then.
     judges_alone: ClassVar[bool] = False
     #: The rows that ``prepare`` answers are the answer: it is not asked again for each of them.
     prepare_is_final: ClassVar[bool] = False
@@ -736,9 +737,10 @@ class HostWeigher(abc.ABC):
     api_version: ClassVar[tuple[int, int]]
     minval: ClassVar[float | None] = None
     maxval: ClassVar[float | None] = None
-    #: The weight of a node stays as it is while more is in use on others, and does not follow from the instance's uuid or name:
-    #: what it says for one request holds for the next one that differs in nothing else, but for the node that the first one took. A
-    #: class that overrides ``weigh_rows`` or a multiplier declares it itself.
+    #: The weight of a node follows from that node and the request alone, and not from the instance's uuid or name. So it may be
+    #: asked about some nodes alone, and what it says for one request holds for the next one that differs in nothing else, but for
+    #: nodes whose use has changed. What depends on other things is up to a second old then. A class that overrides
+    #: ``weigh_rows`` or a multiplier declares it itself.
     weighs_alone: ClassVar[bool] = False
 
     def __init__(self, *, conf: Any) -> None:

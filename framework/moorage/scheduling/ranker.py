@@ -104,12 +104,15 @@ class Ranker:
             return None
         if self._freshen is not None:
             self._freshen(self._view.rows_of_host)
-        enough = max(_ENOUGH, policy.looked_at or 1) * alike
         fleet = self._view.sample(functools.partial(sampler.choose, _SAMPLE * alike), spec.flavor.flavorid)
         if not self._spreads(policy, fleet.whole):
             return None
         ranking = self.run(policy, spec, fleet, refused)
-        return (fleet, ranking) if ranking.preferred >= enough else None
+        return (fleet, ranking) if self.requests_for(policy, ranking) >= alike else None
+
+    def requests_for(self, policy: SchedulingPolicy, ranking: Ranking) -> int:
+        """Returns how many requests alike the nodes of a sample are enough for."""
+        return ranking.preferred // max(_ENOUGH, policy.looked_at or 1)
 
     def _spreads(self, policy: SchedulingPolicy, whole: Snapshot) -> bool:
         """Whether the weighers spread instances over all of the fleet; found out once for each reading of the nodes."""
@@ -153,9 +156,17 @@ class Ranker:
         return fleet, ranking
 
     def run(
-        self, policy: SchedulingPolicy, spec: RequestSpec, fleet: Snapshot, refused: Collection[str] = ()
+        self,
+        policy: SchedulingPolicy,
+        spec: RequestSpec,
+        fleet: Snapshot,
+        refused: Collection[str] = (),
+        *,
+        judged_only: bool = False,
     ) -> Ranking:
         """Rank the nodes of a snapshot as it is.
+
+        :param judged_only: ask the plugins, and do not compare the nodes.
 
         :raises InvalidInput: the request asks for traits that no filter judges.
         """
@@ -172,7 +183,7 @@ class Ranker:
             fleet,
             requested_rows(fleet, spec, refused, self._lacking(powers) if powers else ()),
             self.with_members(spec, ()),
-            most=policy.looked_at,
+            most=0 if judged_only else policy.looked_at,
             filtered=filtered,
         )
 
@@ -185,6 +196,12 @@ class Ranker:
         members = dict.fromkeys((*group.members, *sorted(known), *more))
         members.pop(spec.instance_uuid, None)
         return replace(spec, server_group=replace(group, members=tuple(members)))
+
+    def freshen(self) -> None:
+        """Reads what is known to be outdated, and the instances of hosts whose agents send no messages."""
+        self._freshness.before_ranking()
+        if self._freshen is not None:
+            self._freshen(self._view.rows_of_host)
 
     def fleet(self) -> Snapshot:
         """The fleet, refreshed before where hosts whose agents send no messages were read too long ago."""

@@ -54,6 +54,8 @@ _ROUNDS = 4
 _JUDGEMENTS = 10
 #: Groups of requests alike that a further request of a set is compared with.
 _KINDS = 16
+#: Kinds of requests for which the answers of plugins are kept from set to set.
+_KEPT = 8
 #: Nodes of a decision that are remembered.
 _REMEMBERED = 3
 
@@ -216,6 +218,9 @@ class Scheduler:
         self._ranker = Ranker(
             view, self._freshness, self._reservations, clock, Sampler(random), freshen=freshen, lacking=lacking
         )
+        self._clock = clock
+        #: What ranks for requests alike, the newest last.
+        self._kept: list[AlikeRequests] = []
         self._decisions = Decisions(decisions)
 
     def refresh(self, *, older_than: float = 0.0) -> bool:
@@ -529,9 +534,9 @@ class Scheduler:
 
         :param alike: the set is one bulk request. Otherwise an error becomes the outcome of its request.
         """
-        for places in _alike(works):
-            policy = works[places[0]].policy
-            requests = AlikeRequests(self._ranker, self.view, policy, len(places))
+        for policy, asked, places in _alike(works):
+            requests = self._requests_alike(policy, asked)
+            requests.begin(len(places))
             for place in places:
                 try:
                     choice = self._choice_in_set(works[place], requests)
@@ -545,6 +550,15 @@ class Scheduler:
                     yield place, choice
                 elif alike:
                     return
+
+    def _requests_alike(self, policy: SchedulingPolicy, asked: tuple[Any, ...]) -> AlikeRequests:
+        """Returns what ranks for requests that ask this. It is kept for the next sets."""
+        for each in self._kept:
+            if each.policy is policy and each.asked == asked:
+                return each
+        self._kept.append(AlikeRequests(self._ranker, self.view, policy, asked, self._clock))
+        del self._kept[:-_KEPT]
+        return self._kept[-1]
 
     def _choice_in_set(self, work: Placement, requests: AlikeRequests) -> _Choice | None:
         """Chooses the best node for a request of a set; None: the request has to be placed by itself."""
@@ -830,8 +844,8 @@ class Scheduler:
         )
 
 
-def _alike(works: Sequence[Placement]) -> Sequence[Sequence[int]]:
-    """Groups requests alike that one policy decides; returns their indexes, group by group."""
+def _alike(works: Sequence[Placement]) -> Sequence[tuple[SchedulingPolicy, tuple[Any, ...], Sequence[int]]]:
+    """Groups requests alike that one policy decides; returns of each group the policy, what is asked, and the indexes."""
     found: list[tuple[Placement, tuple[Any, ...], list[int]]] = []
     for place, work in enumerate(works):
         asked = what_is_asked(work.spec)
@@ -841,7 +855,7 @@ def _alike(works: Sequence[Placement]) -> Sequence[Sequence[int]]:
                 break
         else:
             found.append((work, asked, [place]))
-    return [places for _, _, places in found]
+    return [(first.policy, asked, places) for first, asked, places in found]
 
 
 def _is_unknown(error: BaseException) -> bool:

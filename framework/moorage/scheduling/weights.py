@@ -8,7 +8,6 @@ those of the other weighers. The best nodes have the largest sums; equal ones ke
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +45,7 @@ class Weighing:
 
     :param minval: a bound that the weigher gives; None: the smallest raw weight. :param maxval: the same for the largest one.
     :param multiplier: a number, or one for each row.
+    :raises ValueError: a weight is no finite number.
     """
 
     raw: npt.NDArray[np.float64]
@@ -53,27 +53,30 @@ class Weighing:
     minval: float | None = None
     maxval: float | None = None
 
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.raw).all():
+            raise ValueError("weigh_rows must answer one finite number for each row")
+
     def own(self) -> Weighing:
         """Returns a copy that may be changed. The arrays of a weigher may be columns of the fleet."""
         return Weighing(self.raw.copy(), self.multiplier, self.minval, self.maxval)
 
-    def range(self) -> _Range:
-        """Returns the smallest and the largest of the raw weights, and between which values they are normalized.
+    def without(self, places: Rows) -> Weighing:
+        """Returns a copy without some rows."""
+        multiplier = self.multiplier
+        if isinstance(multiplier, np.ndarray):
+            multiplier = np.delete(multiplier, places)
+        return Weighing(np.delete(self.raw, places), multiplier, self.minval, self.maxval)
 
-        :raises ValueError: a weight is no finite number.
-        """
+    def range(self) -> _Range:
+        """Returns the smallest and the largest of the raw weights, and between which values they are normalized."""
         # The methods of arrays for these are Python.
         lowest, highest = float(np.minimum.reduce(self.raw)), float(np.maximum.reduce(self.raw))
-        if not (math.isfinite(lowest) and math.isfinite(highest)):
-            raise ValueError("weigh_rows must answer one finite number for each row")
         low = lowest if self.minval is None else self.minval
         return _Range(lowest, highest, low, highest if self.maxval is None else self.maxval)
 
     def weights(self, found: _Range | None = None) -> npt.NDArray[np.float64] | None:
-        """Returns the normalized, multiplied weights as a new array; None if the weigher does not tell the rows apart.
-
-        :raises ValueError: a weight is no finite number.
-        """
+        """Returns the normalized, multiplied weights as a new array; None if the weigher does not tell the rows apart."""
         found = found or self.range()
         return _normalized(self.raw, found, self.multiplier) if found.high > found.low else None
 
@@ -84,19 +87,24 @@ class Weighing:
         multiplier = self.multiplier[place] if isinstance(self.multiplier, np.ndarray) else self.multiplier
         return float(_normalized(float(self.raw[place]), found, multiplier))
 
-    def moves(self, found: _Range, place: int, raw: float) -> bool:
+    def at_ends(self, found: _Range) -> list[int]:
+        """Returns how many rows have the smallest and the largest of the raw weights."""
+        return [int(np.count_nonzero(self.raw == extreme)) for extreme in (found.lowest, found.highest)]
+
+    def moves(self, found: _Range, at_ends: list[int], place: int, raw: float) -> bool:
         """Gives one row another raw weight; returns whether that may change the weights of other rows.
 
-        :param found: the range before.
+        :param found: the range before. :param at_ends: by :meth:`at_ends`; this method keeps it right while the range stays.
         """
         before = float(self.raw[place])
+        if before == raw:
+            return False
         self.raw[place] = raw
         if not found.lowest <= raw <= found.highest:
             return True
-        # The range stays if another row has the same extreme weight.
-        return before != raw and any(
-            before == extreme and not np.count_nonzero(self.raw == extreme) for extreme in (found.lowest, found.highest)
-        )
+        for end, extreme in enumerate((found.lowest, found.highest)):
+            at_ends[end] += (raw == extreme) - (before == extreme)
+        return not all(at_ends)
 
 
 class KeptWeights:
@@ -113,17 +121,36 @@ class KeptWeights:
         self._order: list[tuple[float, int]] = []
         self._sum()
 
-    def change(self, place: int, others: Sequence[Weighing]) -> None:
-        """Gives a row the raw weights that it has in other weighings by the same weighers."""
+    @property
+    def weighers(self) -> int:
+        """Returns how many weighers there are."""
+        return len(self._weighings)
+
+    def change(self, place: int, raw: Sequence[float]) -> None:
+        """Gives a row other raw weights, one by each weigher."""
         moved = [
-            each.moves(found, place, float(other.raw[place]))
-            for each, found, other in zip(self._weighings, self._ranges, others, strict=True)
+            each.moves(found, at_ends, place, weight)
+            for each, found, at_ends, weight in zip(self._weighings, self._ranges, self._at_ends, raw, strict=True)
         ]
         if any(moved):
             self._sum()
             return
         weights = [each.weight(found, place) for each, found in zip(self._weighings, self._ranges, strict=True)]
         self._reorder(place, sum(weights, 0.0))
+
+    def change_all(self, places: Rows, others: Sequence[Weighing]) -> None:
+        """Gives rows the raw weights that other weighings by the same weighers have, in the order of the rows."""
+        differ = np.zeros(len(places), dtype=np.bool_)
+        for each, other in zip(self._weighings, others, strict=True):
+            differ |= each.raw[places] != other.raw
+        for index in np.flatnonzero(differ).tolist():
+            self.change(int(places[index]), [float(other.raw[index]) for other in others])
+
+    def drop(self, places: Rows) -> None:
+        """Removes rows; the indexes of those behind them fall."""
+        self._weighings = [each.without(places) for each in self._weighings]
+        self._size -= len(places)
+        self._sum()
 
     def best(self, most: int | None) -> tuple[Rows, npt.NDArray[np.float64]]:
         """Returns the indexes of the best rows, best first, and their weights; of all rows if ``most`` is None."""
@@ -138,6 +165,7 @@ class KeptWeights:
 
     def _sum(self) -> None:
         self._ranges = [each.range() for each in self._weighings]
+        self._at_ends = [each.at_ends(found) for each, found in zip(self._weighings, self._ranges, strict=True)]
         weights = [each.weights(found) for each, found in zip(self._weighings, self._ranges, strict=True)]
         self._weights = sum_of(weights, self._size)
         self._order.clear()
@@ -176,8 +204,8 @@ def sum_of(weights: Sequence[npt.NDArray[np.float64] | None], size: int) -> npt.
 def best_of(weights: npt.NDArray[np.float64], most: int | None) -> Rows:
     """Returns the indexes of the largest weights, largest first, equal ones in their order; sorts only as many as it must."""
     count = len(weights)
-    if count <= 1:
-        return np.arange(count, dtype=np.intp)
+    if count <= 1 or most == 0:
+        return np.arange(count, dtype=np.intp)[:most]
     if most is None or most * _BLOCK >= count:
         return np.argsort(-weights, kind="stable")[:most]
     # The best of each block (rows that lie equally far from each other): as many of them as are wanted are at least as good as

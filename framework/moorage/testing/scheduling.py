@@ -42,6 +42,7 @@ from moorage.scheduling.interface import (
     Rows,
 )
 from moorage.scheduling.plugin_runner import PluginRunner
+from moorage.scheduling.sample import Sample, may_sample
 from moorage.scheduling.snapshot import Snapshot
 from moorage.testing import fleets
 
@@ -224,6 +225,18 @@ class HostFilterTests(_FleetCases):
             now = self.ranked(line, fleet, spec)
             self.assertEqual(set(now) - set(more.tolist()), set(later) - set(more.tolist()), spec)
 
+    def test_a_judgement_of_one_node_alone_is_the_same_where_other_nodes_are_not_shown(self) -> None:
+        plugin = self.make_filter()
+        if not plugin.judges_alone:
+            self.skipTest("it does not declare judges_alone")
+        line = filter_and_weigh.of([plugin])
+        for number, (fleet, spec, _, _) in enumerate(self.asked(plugin)):
+            rows = self.some(np.arange(fleet.size, dtype=np.intp), number)
+            if not may_sample(spec) or fleet.nested.any():
+                continue
+            wanted = set(rows.tolist()) & set(self.ranked(line, fleet, spec))
+            self.assertEqual(wanted, set(rows[self.ranked(line, _part(fleet, rows), spec)].tolist()), spec)
+
     def test_the_runner_finds_what_the_loop_finds(self) -> None:
         plugin = self.make_filter()
         line = filter_and_weigh.of([plugin])
@@ -331,6 +344,19 @@ class HostWeigherTests(_FleetCases):
             others = np.setdiff1d(everything, more)
             self.assertEqual(list(plugin.weigh_rows(fleet, everything, one)[others]), list(later[others]), spec)
 
+    def test_a_weight_that_follows_from_its_node_alone_is_the_same_where_other_nodes_are_not_shown(self) -> None:
+        plugin = self.make_weigher()
+        if not plugin.weighs_alone:
+            self.skipTest("it does not declare weighs_alone")
+        for number, (fleet, spec) in enumerate(self.fleets_and_requests()):
+            rows = self.some(np.arange(fleet.size, dtype=np.intp), number)
+            if not may_sample(spec) or fleet.nested.any():
+                continue
+            part = _part(fleet, rows)
+            self.assertEqual(
+                list(plugin.weigh_rows(fleet, rows, spec)), list(plugin.weigh_rows(part, part.all_rows, spec)), spec
+            )
+
     def test_a_weight_does_not_depend_on_the_other_rows(self) -> None:
         plugin = self.make_weigher()
         for number, (fleet, spec) in enumerate(self.fleets_and_requests()):
@@ -338,6 +364,13 @@ class HostWeigherTests(_FleetCases):
             rows = self.some(everything, number)
             whole = np.asarray(plugin.weigh_rows(fleet, everything, spec))
             self.assertEqual(list(whole[rows]), list(plugin.weigh_rows(fleet, rows, spec)))
+
+
+def _part(fleet: Snapshot, rows: Rows) -> Sample:
+    """Some nodes of a fleet."""
+    used = {name: column[rows] for name, column in fleet.used.items()}
+    instances, busy = fleet.num_instances[rows], fleet.num_io_ops[rows]
+    return Sample.of(fleet, rows, used, instances, busy, {}, fleet._places, fleet._taken)
 
 
 def _totals(weights: list[float], multipliers: list[float], minval: float | None, maxval: float | None) -> list[float]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import unittest
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
+from moorage.testing.clock import ManualClock
 from moorage_plugins.filters.capacity import CapacityFilter
 from moorage_plugins.weighers.free_resources import CpuWeigher
 from moorage_plugins.weighers.load import IoOpsWeigher, NumInstancesWeigher
@@ -106,16 +108,17 @@ class AlikeTests(unittest.TestCase):
         count: int,
         sampler: Any = None,
     ) -> tuple[Found, Found, int]:
-        """What requests alike get together, and each by itself, and how often all plugins were asked for the former.
+        """What requests alike get together, and each by itself, and how often the fleet was ranked for the former.
 
         :param sampler: fleets of more than 300 nodes are sampled by it; None: no fleet is.
         """
         policy = self.policy(pipeline, sample_above=0 if sampler is None else 300)
         ranker = self.ranker(view, nodes, sampler)
-        alike = AlikeRequests(ranker, view, policy, count)
+        alike = AlikeRequests(ranker, view, policy, what_is_asked(spec), SystemClock())
+        alike.begin(count)
         with mock.patch.object(Pipeline, "run", autospec=True, side_effect=Pipeline.run) as run:
             together = self.place(view, spec, count, lambda one: alike.rank(one, ()), alike.take)
-        asked = run.call_count
+        asked = sum(each.kwargs["most"] != 0 for each in run.call_args_list)
         each = self.place(view, spec, count, lambda one: ranker.rank(policy, one, None, ()), lambda row: None)
         return together, each, asked
 
@@ -152,6 +155,74 @@ class AlikeTests(unittest.TestCase):
                 fewer += asked < len(each) / 2
         self.assertGreater(fewer, cases(25), "the plugins are asked for nearly each request")
 
+    def test_sets_get_what_each_would_get_by_itself_whatever_changes_between_them(self) -> None:
+        kept = 0
+        for _ in range(cases(12)):
+            nodes = some_nodes(self.random, self.random.choice((40, 200)))
+            view, spec = self.view(nodes, self.random.choice((0, 300))), RequestSpec("", FLAVORS[0], "p")
+            pipeline = self.random.choice(self.pipelines())
+            policy, ranker = self.policy(pipeline), self.ranker(view, nodes)
+            alike = AlikeRequests(ranker, view, policy, what_is_asked(spec), ManualClock())
+            one_by_one = functools.partial(_ranked_alone, ranker, policy)
+            for number in range(12):
+                count = self.random.choice((1, 2, 5, 20))
+                alike.begin(count)
+                with mock.patch.object(Pipeline, "run", autospec=True, side_effect=Pipeline.run) as run:
+                    together = self.place(view, spec, count, functools.partial(alike.rank, refused=()), alike.take)
+                kept += all(each.kwargs["most"] == 0 for each in run.call_args_list)
+                each = self.place(view, spec, count, one_by_one, lambda row: None)
+                self.assertEqual(each, together, (number, count))
+                nodes = self.changed(view, nodes, number)
+        self.assertGreater(kept, cases(12) * 4, "the fleet is ranked for nearly each set")
+
+    def changed(self, view: FleetView, nodes: list[NodeState], number: int) -> list[NodeState]:
+        """Changes a fleet in a way that schedulers see; the nodes after it."""
+        kind = self.random.randrange(6)
+        some = [some_record(self.random, nodes, f"more{number}-{each}") for each in range(self.random.randrange(1, 9))]
+        if kind == 0:
+            view.put_many(some)
+        elif kind == 1:
+            for each in some:
+                view.hold(each)
+        elif kind == 2:
+            for gone in range(self.random.randrange(300)):
+                view.drop(f"i{gone}")
+        elif kind == 3:
+            for each in some:
+                view.put(each)
+                view.put(replace(each, busy=not each.busy))
+        elif kind == 4:
+            place = self.random.randrange(len(nodes))
+            nodes = [*nodes[:place], replace(nodes[place], up=not nodes[place].up), *nodes[place + 1 :]]
+            view.set_nodes(nodes)
+        return nodes
+
+    def test_answers_are_kept_for_a_second(self) -> None:
+        nodes, clock, spec = some_nodes(self.random, 60), ManualClock(), RequestSpec("new", FLAVORS[0], "p")
+        view, plugin = self.view(nodes, 0), Charging(conf=None)
+        policy = self.policy(filter_and_weigh.of([plugin]))
+        alike = AlikeRequests(self.ranker(view, nodes), view, policy, what_is_asked(spec), clock)
+        passed = []
+        for seconds in (0.0, 0.9, 0.2):
+            clock.advance(seconds)
+            alike.begin(1)
+            passed.append(bool(len(alike.rank(spec, ())[1].rows)))
+            plugin.passes = False
+        self.assertEqual([True, True, False], passed)
+
+    def test_a_sample_is_made_for_as_many_requests_as_came_while_the_last_one_was_kept(self) -> None:
+        nodes = [NodeState(f"u{number:05}", f"n{number}", "h", {"VCPU": 64.0}, {}) for number in range(20000)]
+        view, spec, clock = self.view(nodes, 0), RequestSpec("", Flavor("tiny", {"VCPU": 1}), "p"), ManualClock()
+        policy, sampler = self.policy(self.pipelines()[0], sample_above=300), _AnyRows(self.random)
+        alike = AlikeRequests(self.ranker(view, nodes, sampler), view, policy, what_is_asked(spec), clock)
+        for number, seconds in ((4, 0.0), (7, 0.0), (1, 1.5), (1, 3.0)):
+            clock.advance(seconds)
+            for _ in range(number):
+                alike.begin(2)
+                self.place(view, spec, 2, lambda one: alike.rank(one, ()), alike.take)
+        # 64 nodes that pass are enough for a request, so those for 2 serve 8; then 16, which came twice as fast as expected.
+        self.assertEqual([256 * each for each in (2, 16, 14, 2)], sampler.asked)
+
     def test_one_sample_serves_all_of_them_as_the_plugins_would_by_the_same_nodes(self) -> None:
         runs = requests = 0
         for _ in range(cases(10)):
@@ -176,7 +247,9 @@ class AlikeTests(unittest.TestCase):
         ):
             policy = self.policy(pipeline, sample_above=300)
             sampler = _SameRows(self.random)
-            alike = AlikeRequests(self.ranker(view, nodes, sampler), view, policy, count)
+            ranker = self.ranker(view, nodes, sampler)
+            alike = AlikeRequests(ranker, view, policy, what_is_asked(spec), SystemClock())
+            alike.begin(count)
             self.assertEqual(considered, alike.rank(replace(spec, instance_uuid="new"), ())[1].considered, count)
 
     def test_the_plugins_are_asked_twice_for_many_that_go_to_different_nodes(self) -> None:
@@ -191,12 +264,11 @@ class AlikeTests(unittest.TestCase):
             together, _, runs = self.both(view, nodes, self.pipelines()[1], RequestSpec("", FLAVORS[0], "p"), 50)
         self.assertEqual((50, 1, 50 + 2), (len(together), runs, asked.call_count))
 
-    def test_where_each_instance_fills_a_node_the_plugins_are_asked_once_more_at_most(self) -> None:
+    def test_where_each_instance_fills_a_node_the_fleet_is_ranked_once(self) -> None:
         nodes = [replace(each, capacity={"VCPU": 1.0}, can_host=True, up=True) for each in some_nodes(self.random, 60)]
         view, spec = self.view(nodes, 0), RequestSpec("", Flavor("all", {"VCPU": 1}), "p")
-        with mock.patch.object(Pipeline, "judge_again", autospec=True, side_effect=Pipeline.judge_again) as again:
-            together, each, asked = self.both(view, nodes, self.pipelines()[0], spec, 40)
-        self.assertEqual((each, 40, 1), (together, asked, again.call_count))
+        together, each, asked = self.both(view, nodes, self.pipelines()[0], spec, 40)
+        self.assertEqual((each, 1), (together, asked))
 
     def test_requests_that_all_nodes_must_be_asked_for_are_not_ranked_together(self) -> None:
         nodes = some_nodes(self.random, 60)
@@ -221,8 +293,9 @@ class AlikeTests(unittest.TestCase):
     def test_a_node_that_refused_one_is_ranked_again_for_the_others(self) -> None:
         nodes = some_nodes(self.random, 60)
         view, policy = self.view(nodes, 0), self.policy(self.pipelines()[0])
-        alike = AlikeRequests(self.ranker(view, nodes), view, policy, 4)
         spec = RequestSpec("new", FLAVORS[0], "p")
+        alike = AlikeRequests(self.ranker(view, nodes), view, policy, what_is_asked(spec), SystemClock())
+        alike.begin(4)
         fleet, ranking = alike.rank(spec, ())
         best = int(ranking.rows[0])
         alike.take(None)
@@ -234,19 +307,20 @@ class AlikeTests(unittest.TestCase):
     def test_what_a_weigher_answers_is_not_written_to(self) -> None:
         kept = Kept(conf=None)
         nodes = some_nodes(self.random, 60)
-        view = self.view(nodes, 0)
-        before = kept.column.copy()
-        together, each, _ = self.both(view, nodes, filter_and_weigh.of([], [kept]), RequestSpec("", FLAVORS[0]), 5)
+        together, each, _ = self.both(
+            self.view(nodes, 0), nodes, filter_and_weigh.of([], [kept]), RequestSpec("", FLAVORS[0]), 5
+        )
         self.assertEqual(each, together)
-        np.testing.assert_array_equal(before, kept.column)
+        for names, column in kept.answers.items():
+            self.assertEqual([float(name[1:]) for name in names], column.tolist())
 
-    def test_a_weigher_that_raises_when_it_is_asked_again_is_asked_for_all(self) -> None:
+    def test_a_weigher_that_raises_when_it_is_asked_again_does_no_harm(self) -> None:
         nodes = some_nodes(self.random, 60)
         broken = Broken(conf=options.defaults())
         together, each, asked = self.both(
             self.view(nodes, 0), nodes, filter_and_weigh.of([], [broken]), RequestSpec("", FLAVORS[0]), 6
         )
-        self.assertEqual((each, 6), (together, asked))
+        self.assertEqual((each, 1), (together, asked))
 
     def test_what_is_asked_is_all_but_the_instance(self) -> None:
         spec = RequestSpec("one", FLAVORS[0], "p", properties={"name": "a", "command": ["true"]})
@@ -275,6 +349,35 @@ class _SameRows:
         if self._rows is None:
             self._rows = np.array(sorted(self._random.sample(range(size), count)), dtype=np.intp)
         return self._rows
+
+
+def _ranked_alone(ranker: Ranker, policy: SchedulingPolicy, spec: RequestSpec) -> Any:
+    return ranker.rank(policy, spec, None, ())
+
+
+class _AnyRows:
+    """Chooses any nodes."""
+
+    def __init__(self, random: Any) -> None:
+        self._random = random
+        self.asked: list[int] = []
+
+    def choose(self, count: int, size: int) -> Rows:
+        self.asked.append(count)
+        return np.array(sorted(self._random.sample(range(size), count)), dtype=np.intp)
+
+
+class Charging(HostFilter):
+    """Answers by something that the fleet does not show."""
+
+    judges_alone = True
+    passes = True
+
+    def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
+        return self.passes
+
+    def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
+        return np.full(len(fleet.available[where]), self.passes)
 
 
 class Ordered(CapacityFilter):
@@ -314,13 +417,17 @@ class Rank(CpuWeigher):
 
 
 class Kept(HostWeigher):
-    """Answers the same array each time."""
+    """Answers the same array each time that it is asked about the same nodes."""
 
     weighs_alone = True
-    column = np.arange(60, dtype=np.float64)
 
-    def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Any:
-        return self.column[: len(rows)]
+    def __init__(self, *, conf: Any) -> None:
+        super().__init__(conf=conf)
+        self.answers: dict[tuple[str, ...], Any] = {}
+
+    def weigh_rows(self, fleet: Any, rows: Rows, spec: RequestSpec) -> Any:
+        names = tuple(fleet.nodes[row].name for row in rows.tolist())
+        return self.answers.setdefault(names, np.array([float(name[1:]) for name in names]))
 
 
 class Broken(CpuWeigher):

@@ -271,6 +271,60 @@ class SnapshotTests(unittest.TestCase):
         for fleet, free in kept:
             self.assertEqual(free, fleet.free("VCPU").tolist(), "a snapshot changed")
 
+    def test_rows_that_are_not_among_the_changes_are_as_they_were(self) -> None:
+        random = seeded()
+        told = 0
+        for _ in range(cases(60)):
+            view, of_nodes = FleetView(), nodes(20, hosts=12)
+            view.set_nodes(of_nodes)
+            before = view.snapshot()
+            moment, rows = view.changes(None)
+            self.assertIsNone(rows)
+            for step in range(12):
+                for number in range(random.randrange(5)):
+                    instance = record(
+                        f"i{random.randrange(30)}",
+                        random.choice(of_nodes),
+                        random.choice(list(SIZES)),
+                        busy=step % 2 == 0,
+                    )
+                    if random.random() < 0.5:
+                        view.put(instance)
+                    else:
+                        view.hold(instance)
+                        view.put_many([record(f"new{step}-{number}", of_nodes[number], "small")])
+                    view.drop(f"i{number}")
+                    view.let_go(f"i{random.randrange(30)}")
+                if random.random() < 0.2:
+                    view.set_unavailable(ExcludedTargets(frozenset(random.sample(["h1", "h2"], random.randrange(2)))))
+                if random.random() < 0.1:
+                    view.change_nodes(FleetChanges((changed_node(random, of_nodes[step]),), frozenset()))
+                moment, rows = view.changes(moment)
+                after = view.snapshot()
+                if rows is not None:
+                    same = np.setdiff1d(after.all_rows, rows)
+                    self.assertEqual([before.nodes[row] for row in same], [after.nodes[row] for row in same])
+                    for name in ("VCPU", "MEMORY_MB"):
+                        self.assertEqual(before.free(name)[same].tolist(), after.free(name)[same].tolist())
+                    for column in ("available", "num_instances", "num_io_ops"):
+                        self.assertEqual(
+                            getattr(before, column)[same].tolist(), getattr(after, column)[same].tolist(), column
+                        )
+                    told += 0 < len(rows) < 20
+                before = after
+        self.assertGreater(told, cases(60) * 4)
+
+    def test_few_changes_are_remembered(self) -> None:
+        view, (node,) = FleetView(), nodes(1)
+        view.set_nodes([node])
+        moment, _ = view.changes(None)
+        with mock.patch.object(fleet_view, "_NOTED", 8):
+            for number in range(20):
+                view.put(record(f"i{number}", node, "small"))
+                view.hold(record(f"held{number}", node, "small"))
+            self.assertLess(len(view._changed_rows), 9)
+        self.assertIsNone(view.changes(moment)[1])
+
     def test_readers_never_see_a_change_while_they_read(self) -> None:
         """Nova's fault 8: filters raised because the dictionary changed while they went through it."""
         interval = sys.getswitchinterval()

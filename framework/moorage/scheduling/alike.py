@@ -153,7 +153,8 @@ class AlikeRequests:
         """Ranks all nodes, or a sample of them. Returns the answers too, if they can serve further requests."""
         keeps = self.policy.pipeline.judges_alone and may_sample(spec) and not self._view.any_nested
         moment, _ = self._view.changes(None)
-        wanted, self._served = max(1 + self._left, self._expected), 0
+        # A sample rather than all nodes: several schedulers that rank all of them choose the same ones.
+        wanted, self._served = max(1 + self._left, min(self._expected, self._ranker.most_sampled)), 0
         fleet, ranking = self._ranker.rank(self.policy, spec, None, (), wanted if keeps else 1)
         if not keeps or ranking.skipped or ranking.promising or ranking.passed < 2:
             return fleet, ranking, None
@@ -179,7 +180,8 @@ class AlikeRequests:
         if len(passed) and len(answers.weighings) != known.weights.weighers:
             # A weigher that counts for some nodes alone was not asked.
             return None
-        before, after = _within(changed, known.rows), _within(changed, passed)
+        before, after = _within(changed, known.rows), np.zeros(len(changed), dtype=np.bool_)
+        after[answers.rows] = True
         left = before & ~after
         if (after & ~before).any() or (left.any() and not (before | after).all()):
             # It is not known which filter has removed a node before.

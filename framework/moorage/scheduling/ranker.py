@@ -93,7 +93,7 @@ class Ranker:
     ) -> tuple[Snapshot, Ranking] | None:
         """Rank a random part of a large fleet; None where all nodes must be ranked."""
         sampler = self._sampler
-        if alike > 1 and 2 * _SAMPLE * alike > self._view.size:
+        if alike > max(1, self.most_sampled):
             # One ranking of all nodes serves them.
             return None
         if sampler is None or refused or not policy.samples(self._view.size) or not may_sample(spec):
@@ -109,6 +109,11 @@ class Ranker:
             return None
         ranking = self.run(policy, spec, fleet, refused)
         return (fleet, ranking) if self.requests_for(policy, ranking) >= alike else None
+
+    @property
+    def most_sampled(self) -> int:
+        """Returns for how many requests alike a sample is chosen at most: it has no more than half of the nodes."""
+        return self._view.size // (2 * _SAMPLE)
 
     def requests_for(self, policy: SchedulingPolicy, ranking: Ranking) -> int:
         """Returns how many requests alike the nodes of a sample are enough for."""

@@ -76,6 +76,7 @@ PUBLIC: dict[str, Audience] = {
     "moorage.scheduling.fleet_view": Audience.PROGRAMS,
     "moorage.scheduling.plugin_runner": Audience.PROGRAMS,
     "moorage.scheduling.filter_and_weigh": Audience.PROGRAMS,
+    "moorage.scheduling.placement": Audience.PROGRAMS,
     "moorage.scheduling.scheduler": Audience.PROGRAMS,
     "moorage.scheduling.scheduling_policy": Audience.PROGRAMS,
     "moorage.sharding.planner": Audience.PROGRAMS,

@@ -25,11 +25,11 @@ from moorage.instances import create as placing
 from moorage.instances import in_place, move_claims, resizes
 from moorage.instances.availability import Availability
 from moorage.journal import delivery, subscriptions
+from moorage.scheduling.bulk import BulkPlacer
 from moorage.scheduling.epochs import ConfirmedEpochs
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.reservations import Reservations
-from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.view_repair import UntrackedHosts
 from moorage.services import automatic_fences, registry
 from moorage.services.automatic_fences import AutomaticFences
@@ -713,12 +713,12 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "a try of a request for several confirms nothing of an earlier one",
         _B,
-        wrap(Scheduler, "_confirm_repeated", lambda old: nothing),
+        wrap(BulkPlacer, "_confirm_repeated", lambda old: nothing),
     ),
     Mutant(
         "a try of a request for several confirms only what it has found",
         _Z,
-        wrap(Scheduler, "_confirm_repeated", planting.confirmed_found),
+        wrap(BulkPlacer, "_confirm_repeated", planting.confirmed_found),
     ),
     Mutant("what a later try has confirmed is given back", _B, put(placing, "_NEW", Expect.ANYTHING)),
     Mutant("a doubled message begins a build twice", _B, drop(operation_statements, "BEGIN_RETURNING", "attempts")),

@@ -165,8 +165,8 @@ def nothing(*_: Any, **__: Any) -> None:
 def confirmed_found(old: Any) -> Any:
     """Confirm of a request for several what an earlier try has made, and not what this one has."""
 
-    def confirm(scheduler: Any, done: Any) -> None:
-        old(scheduler, [each for each in done if each.repeated])
+    def confirm(placer: Any, done: Any) -> None:
+        old(placer, [each for each in done if each.repeated])
 
     return confirm
 

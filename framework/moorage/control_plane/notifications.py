@@ -14,9 +14,9 @@ from moorage.control_plane.periodic_loop import PeriodicLoop
 from moorage.control_plane.process import Platform
 from moorage.instances.agent_messages import AgentMessages
 from moorage.scheduling.instance_tracker import record_to_json
+from moorage.scheduling.placement import Selection
 from moorage.scheduling.reporter import AGENTS
 from moorage.scheduling.reporter import TOPIC as SCHEDULERS
-from moorage.scheduling.scheduler import Selection
 
 __all__ = ["PlacementNotices", "ask_agent", "ask_agents", "ask_to_sync", "tell_schedulers"]
 

@@ -30,7 +30,8 @@ from moorage.instances.providers import claim_of_node
 from moorage.observers.interface import InstanceFailed, ObserverEvent
 from moorage.scheduling.groups import GroupStore
 from moorage.scheduling.interface import ClaimResult, Holds, RequestSpec
-from moorage.scheduling.scheduler import Scheduler, Selection
+from moorage.scheduling.placement import Selection
+from moorage.scheduling.scheduler import Scheduler
 from moorage.work.interface import ANY_SCHEDULER, Operation
 from moorage.work.operations import SqlOperationStore
 

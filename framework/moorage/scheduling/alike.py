@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -23,6 +23,7 @@ from moorage.clock import Clock
 from moorage.scheduling.filter_and_weigh import Judgement, Ranking
 from moorage.scheduling.fleet_view import FleetView, Moment
 from moorage.scheduling.interface import Mask, RequestSpec, Rows
+from moorage.scheduling.placement import Placement
 from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.request import property_types
 from moorage.scheduling.sample import Sample, may_sample
@@ -30,8 +31,12 @@ from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
 from moorage.scheduling.weights import KeptWeights
 
-__all__ = ["AlikeRequests", "what_is_asked"]
+__all__ = ["AlikeRequests", "AlikeSets", "what_is_asked"]
 
+#: Kinds of requests whose answers are kept.
+_KINDS = 8
+#: Groups of requests alike that a further request of a set is compared with.
+_GROUPS = 16
 #: Seconds for which answers about all nodes are kept. An answer may depend on more than the use of its node.
 _KEPT = 1.0
 #: If the use of more nodes has changed, the plugins are asked about all nodes.
@@ -222,6 +227,41 @@ class AlikeRequests:
             # A ranking of all nodes asks the plugin again, and raises this if it must be.
             return None
         return None if ranking.skipped or ranking.promising else ranking.judgement
+
+
+class AlikeSets:
+    """Divides sets of requests into requests alike, and keeps what ranks for these. Used by one thread at a time."""
+
+    def __init__(self, ranker: Ranker, view: FleetView, clock: Clock) -> None:
+        self._ranker = ranker
+        self._view = view
+        self._clock = clock
+        #: The newest last.
+        self._kept: list[AlikeRequests] = []
+
+    def divide(self, works: Sequence[Placement]) -> Iterator[tuple[AlikeRequests, Sequence[int]]]:
+        """Yields what ranks for requests alike, and their indexes, group by group. A group begins when it is yielded."""
+        groups: list[tuple[SchedulingPolicy, tuple[Any, ...], list[int]]] = []
+        for index, work in enumerate(works):
+            asked = what_is_asked(work.spec)
+            for policy, same, indexes in groups[-_GROUPS:]:
+                if policy is work.policy and same == asked:
+                    indexes.append(index)
+                    break
+            else:
+                groups.append((work.policy, asked, [index]))
+        for policy, asked, indexes in groups:
+            requests = self._requests(policy, asked)
+            requests.begin(len(indexes))
+            yield requests, indexes
+
+    def _requests(self, policy: SchedulingPolicy, asked: tuple[Any, ...]) -> AlikeRequests:
+        for each in self._kept:
+            if each.policy is policy and each.asked == asked:
+                return each
+        self._kept.append(AlikeRequests(self._ranker, self._view, policy, asked, self._clock))
+        del self._kept[:-_KINDS]
+        return self._kept[-1]
 
 
 def _without(known: _Known, rows: Rows, removed: Mapping[str, int]) -> _Known | None:

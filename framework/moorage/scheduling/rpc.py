@@ -18,8 +18,9 @@ from moorage.rpc.server import incoming, rpc_method
 from moorage.scheduling.host_pages import host_page, one_host
 from moorage.scheduling.instance_tracker import InstanceTracker, record_from_json
 from moorage.scheduling.interface import RequestSpec
+from moorage.scheduling.placement import Placement, Selection
 from moorage.scheduling.request import property_types, spec_from_json
-from moorage.scheduling.scheduler import Placement, Scheduler, Selection
+from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.shared_placements import SharedPlacements
 
 __all__ = ["SchedulerEndpoint"]

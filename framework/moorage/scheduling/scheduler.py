@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selecting nodes from memory, and claiming them one by one until one holds."""
+"""Selects nodes for requests from memory, and claims them one by one until a claim holds."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
 from moorage import errors, randomness, threads
@@ -17,7 +15,8 @@ from moorage.clock import Clock
 from moorage.context import acting_for
 from moorage.read_only import EMPTY, replaced
 from moorage.rpc.server import request_id as id_of_request
-from moorage.scheduling.alike import AlikeRequests, what_is_asked
+from moorage.scheduling.alike import AlikeRequests, AlikeSets
+from moorage.scheduling.bulk import BulkPlacer
 from moorage.scheduling.constraints import scarce_resources, unfiltered
 from moorage.scheduling.decisions import Decision, Decisions
 from moorage.scheduling.dry_run import dry_run, reasons_of_node
@@ -37,6 +36,8 @@ from moorage.scheduling.interface import (
     SetClaimer,
     WantedClaim,
 )
+from moorage.scheduling.judged_claims import JudgedClaims
+from moorage.scheduling.placement import Choice, Placement, Refused, Reserver, Selection, ViewReserver
 from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.reservations import Reservations
 from moorage.scheduling.resource_request import needed_powers
@@ -44,121 +45,14 @@ from moorage.scheduling.sample import Sampler
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage.scheduling.snapshot import Snapshot
 
-__all__ = ["Placement", "Scheduler", "Selection"]
+__all__ = ["Scheduler"]
 
 LOG = logging.getLogger(__name__)
 
 #: How often ``max_attempts`` nodes are tried for one request; the fleet is ranked again in between.
 _ROUNDS = 4
-#: How often a node is judged again because its instances changed between the judgement and the claim.
-_JUDGEMENTS = 10
-#: Groups of requests alike that a further request of a set is compared with.
-_KINDS = 16
-#: Kinds of requests for which the answers of plugins are kept from set to set.
-_KEPT = 8
 #: Nodes of a decision that are remembered.
 _REMEMBERED = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """A node that was claimed for an instance. ``repeated``: an earlier try of the same request had done it.
-
-    :param record: has no host, and the selection no node, where the instance exists and holds nothing on any node.
-    :param alternates: (host, node) of the next best, where it could go when its build fails.
-    :param limits: what the filters promised of the node; the claim has checked those that it knows.
-    :param shown: what the claim wrote, and ``token``; see :class:`moorage.scheduling.interface.ClaimResult`.
-    """
-
-    record: InstanceRecord
-    node_uuid: str
-    repeated: bool
-    attempts: int
-    alternates: tuple[tuple[str, str], ...] = ()
-    limits: Mapping[str, Any] = field(default_factory=dict)
-    shown: Mapping[str, Any] = field(default_factory=dict)
-    token: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Holds a request for a node while it is decided.
-
-    ``key`` names its claim. The decision has the id of the request, by which users find it.
-    """
-
-    policy: SchedulingPolicy
-    spec: RequestSpec
-    decision: Decision
-    claimer: Claimer
-    held: InstanceRecord | None
-    key: str
-    #: Rises from request to request; an earlier request does not give way to a reservation of a later one.
-    number: int
-    #: The request; the thread of another request may do the work.
-    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
-    #: Nodes that have refused it and are not tried again; those that may be, because their providers may have changed.
-    refused: set[str] = field(default_factory=set)
-    outdated: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A node that a ranking offers, and what it was judged by.
-
-    :param others: rows of the next best.
-    """
-
-    fleet: Snapshot
-    ranking: Ranking
-    row: int
-    others: Sequence[int]
-    limits: Mapping[str, Any]
-
-    @property
-    def node(self) -> NodeState:
-        return self.fleet.nodes[self.row]
-
-
-class Reserver(Protocol):
-    """Puts what is being claimed into the view, and takes it back when nothing came of it."""
-
-    def reserve(self, record: InstanceRecord) -> None:
-        """It is being claimed there; also when it was reserved elsewhere before."""
-
-    def unreserve(self, record: InstanceRecord) -> None:
-        """Nothing came of it; harmless when a message has said something else meanwhile."""
-
-    def claimed(self, records: Sequence[InstanceRecord]) -> None:
-        """Adds instances that the store has and the view may lack."""
-
-
-class Refused(Protocol):
-    """Where refusals are kept."""
-
-    def record(self, decision: Decision) -> None:
-        """It was refused."""
-
-    def find(self, name: str) -> dict[str, Any] | None:
-        """One that was kept, by request id or instance."""
-
-
-class _Held:
-    """Reserves in a view without instances."""
-
-    def __init__(self, view: FleetView) -> None:
-        self._view = view
-
-    def reserve(self, record: InstanceRecord) -> None:
-        """Count it as used."""
-        self._view.hold(record)
-
-    def unreserve(self, record: InstanceRecord) -> None:
-        """Count it no more."""
-        self._view.let_go(record.uuid)
-
-    def claimed(self, records: Sequence[InstanceRecord]) -> None:
-        """Do nothing: this view keeps no instances."""
 
 
 class Scheduler:
@@ -204,10 +98,9 @@ class Scheduler:
         self._set_claimer = claimer if isinstance(claimer, SetClaimer) else None
         self._policy = policy
         self._random = random
-        self._reserver = reserver or _Held(view)
+        self._reserver = reserver or ViewReserver(view)
         self._refused = refused
         self._decided = decided
-        self._residents = residents
         self._fields = fields
         self._numbers = itertools.count(1)
         #: Held while nodes are selected for a set: several threads that rank take the interpreter's lock from each other at each
@@ -218,9 +111,11 @@ class Scheduler:
         self._ranker = Ranker(
             view, self._freshness, self._reservations, clock, Sampler(random), freshen=freshen, lacking=lacking
         )
-        self._clock = clock
-        #: What ranks for requests alike, the newest last.
-        self._kept: list[AlikeRequests] = []
+        self._sets = AlikeSets(self._ranker, view, clock)
+        self._judged = JudgedClaims(self._ranker, self._reserver, self._reservations, residents)
+        self._bulk = BulkPlacer(
+            claimer, self._reserver, lambda works: self._place_set(works, alike=True), lambda work: self._place(work)
+        )
         self._decisions = Decisions(decisions)
 
     def refresh(self, *, older_than: float = 0.0) -> bool:
@@ -299,7 +194,7 @@ class Scheduler:
         :raises NoValidHost: there is no room for all; what had been claimed was given back.
         """
         policy = self._policy()
-        return policy.guard.request(lambda: self._place_many(policy, spec, uuids, request_id))
+        return policy.guard.request(lambda: self._bulk.place(self._works_alike(policy, spec, uuids, request_id)))
 
     def confirm(self, spec: RequestSpec, request_id: str) -> None:
         """Ask the filters whether an instance may stay where it is (``spec.rebuild``); claims nothing.
@@ -355,100 +250,16 @@ class Scheduler:
         self._decisions.add(decision)
         return Placement(policy, spec, decision, claimer or self._claimer, held, key, next(self._numbers))
 
-    def _place_many(
+    def _works_alike(
         self, policy: SchedulingPolicy, spec: RequestSpec, uuids: Sequence[str], request_id: str
-    ) -> list[Selection]:
-        works = [
+    ) -> list[Placement]:
+        """Begins the decisions of a bulk request. The instances before one are members of its server group."""
+        return [
             self._work(
                 policy, self._ranker.with_members(replaced(spec, instance_uuid=uuid), uuids[:number]), request_id
             )
             for number, uuid in enumerate(uuids)
         ]
-        placed: dict[str, Selection | Exception] = {}
-        try:
-            found = self._place_set(works, alike=True)
-            placed |= {uuid: each for uuid, each in zip(uuids, found, strict=True) if each is not None}
-            for each in found:
-                if isinstance(each, Exception):
-                    raise each
-            for uuid, work in zip(uuids, works, strict=True):
-                if uuid not in placed:
-                    try:
-                        placed[uuid] = self._place(work)
-                    except Exception as error:
-                        placed[uuid] = error
-                        raise
-            done = [each for uuid in uuids if isinstance(each := placed[uuid], Selection)]
-            self._confirm_repeated(done)
-        except BaseException as error:
-            self._undo(placed, error)
-            raise
-        return done
-
-    def _confirm_repeated(self, done: Sequence[Selection]) -> None:
-        """See to it that an earlier try of a request for several, which may still run, gives none of its instances back.
-
-        Nor those that this try has made: the earlier one may not know whether its claims of them hold. It gives such back before it
-        gives back what this try has found. What was given back cannot be made again.
-
-        :raises Conflict: it has done so.
-        """
-        holding = [each.record.uuid for each in done if each.node_uuid]
-        if self._set_claimer is None or not holding or not any(each.repeated for each in done):
-            return
-        try:
-            self._set_claimer.confirm(holding)
-        except errors.Conflict as error:
-            raise errors.Conflict(
-                "An earlier try of the request has given its instances back, or they were changed meanwhile; ask again with other "
-                "uuids.",
-                **error.details,
-            ) from error
-
-    def _undo(self, placed: Mapping[str, Selection | Exception], error: BaseException) -> None:
-        """Give back what was placed of several instances alike, and say in the error what came of that.
-
-        :param placed: by instance, what became of each that was tried.
-        """
-        done = [each for each in placed.values() if isinstance(each, Selection)]
-        made = {each.record.uuid: each.record for each in done if not each.repeated}
-        uncertain = [uuid for uuid, each in placed.items() if isinstance(each, Exception) and _is_unknown(each)]
-        # If any was placed before, the request is a repetition, which finds them once more.
-        is_first = made and len(made) == len(done)
-        left, kept = list[str](), list[str]()
-        # The uncertain ones first: a later try that makes them finds those that were made here, and so confirms them.
-        for uuid in (*(uncertain if is_first else ()), *made):
-            try:
-                if not self._gave_back(uuid):
-                    left.append(uuid)
-                elif uuid in made:
-                    self._reserver.unreserve(made[uuid])
-            except errors.InUse:
-                LOG.info("Instance %s stays: a later try of its request has found it.", uuid)
-                kept.append(uuid)
-        if left and isinstance(error, errors.MoorageError):
-            error.details["left_behind"] = left
-            error.message += f" Of the instances alike, {', '.join(left)} could not be given back; delete them."
-        elif is_first and not kept and isinstance(error, errors.MoorageError):
-            # Their uuids cannot be used again, so a repetition of the request needs others.
-            error.details["undone"] = True
-
-    def _gave_back(self, uuid: str) -> bool:
-        """Undo a placement; False (and a line in the log) when that fails.
-
-        :raises InUse: another try of the request has found it.
-        """
-        for last in (False, True):
-            try:
-                self._claimer.release(uuid)
-            except errors.InUse:
-                raise
-            except Exception as error:
-                if last:
-                    LOG.exception("Instance %s was placed for nothing and could not be given back; delete it.", uuid)
-                    return False
-                LOG.warning("Instance %s could not be given back (%s); once more.", uuid, error)
-        return True
 
     def _confirm(self, work: Placement) -> None:
         fleet, ranking, _ = self._rank(work)
@@ -499,7 +310,7 @@ class Scheduler:
         outcomes: list[Selection | Exception | None] = [None] * len(works)
         if self._set_claimer is None or len(works) < 2:
             return outcomes
-        chosen: list[tuple[int, _Choice, InstanceRecord]] = []
+        chosen: list[tuple[int, Choice, InstanceRecord]] = []
         wanted: list[WantedClaim] = []
         with self._reserving() as reserve:
             with self._selecting:
@@ -527,16 +338,14 @@ class Scheduler:
 
     def _choices_of_set(
         self, works: Sequence[Placement], outcomes: list[Selection | Exception | None], alike: bool
-    ) -> Iterator[tuple[int, _Choice]]:
+    ) -> Iterator[tuple[int, Choice]]:
         """Chooses nodes for the requests of a set, one after the other; requests alike follow each other.
 
         The caller reserves each node before it asks for the next one.
 
         :param alike: the set is one bulk request. Otherwise an error becomes the outcome of its request.
         """
-        for policy, asked, places in _alike(works):
-            requests = self._requests_alike(policy, asked)
-            requests.begin(len(places))
+        for requests, places in self._sets.divide(works):
             for place in places:
                 try:
                     choice = self._choice_in_set(works[place], requests)
@@ -551,32 +360,21 @@ class Scheduler:
                 elif alike:
                     return
 
-    def _requests_alike(self, policy: SchedulingPolicy, asked: tuple[Any, ...]) -> AlikeRequests:
-        """Returns what ranks for requests that ask this. It is kept for the next sets."""
-        for each in self._kept:
-            if each.policy is policy and each.asked == asked:
-                return each
-        self._kept.append(AlikeRequests(self._ranker, self.view, policy, asked, self._clock))
-        del self._kept[:-_KEPT]
-        return self._kept[-1]
-
-    def _choice_in_set(self, work: Placement, requests: AlikeRequests) -> _Choice | None:
+    def _choice_in_set(self, work: Placement, requests: AlikeRequests) -> Choice | None:
         """Chooses the best node for a request of a set; None: the request has to be placed by itself."""
         with acting_for(work.context):
             # It must not await the claims before it, which are made with it.
             fleet, ranking = requests.rank(work.spec, work.refused)
             candidates = self._noted(work, fleet, ranking)
-            if not candidates or (ranking.promising and self._residents is not None):
+            if not candidates or self._judged.judges(ranking):
                 return None
             return self._choice(work, fleet, ranking, candidates)
 
-    def _choice(self, work: Placement, fleet: Snapshot, ranking: Ranking, rows: Sequence[int]) -> _Choice:
+    def _choice(self, work: Placement, fleet: Snapshot, ranking: Ranking, rows: Sequence[int]) -> Choice:
         """The best of the rows."""
-        return _Choice(
-            fleet, ranking, rows[0], rows[1 : 1 + work.policy.alternates], self._limits(work, fleet, rows[0])
-        )
+        return Choice(fleet, ranking, rows[0], rows[1 : 1 + work.policy.alternates], self._limits(work, fleet, rows[0]))
 
-    def _selected(self, work: Placement, choice: _Choice, result: ClaimResult, record: InstanceRecord) -> Selection:
+    def _selected(self, work: Placement, choice: Choice, result: ClaimResult, record: InstanceRecord) -> Selection:
         """Returns the selection of a node that was claimed.
 
         :param record: the instance as it was reserved on the node.
@@ -610,7 +408,7 @@ class Scheduler:
                 self._freshness.refresh_if_stale()
         raise self._refusal(fleet, ranking, work)
 
-    def _wanted(self, work: Placement, choice: _Choice) -> tuple[InstanceRecord, RequestSpec]:
+    def _wanted(self, work: Placement, choice: Choice) -> tuple[InstanceRecord, RequestSpec]:
         """What is to be claimed of a node: the instance as others shall see it meanwhile, and the request for the claimer."""
         record = self._record(work.spec, choice.node)
         if work.held is not None:
@@ -622,19 +420,19 @@ class Scheduler:
             record = replaced(record, holds=propose(frozenset()))
         return record, replaced(work.spec, limits=choice.limits, decision=decision, propose=propose)
 
-    def _claim(self, work: Placement, choice: _Choice) -> Selection | None:
+    def _claim(self, work: Placement, choice: Choice) -> Selection | None:
         """Claim a node; None when that is refused. Other requests see it as taken meanwhile."""
         record, spec = self._wanted(work, choice)
         try:
             with self._reserving() as reserve:
                 reserve(work, record)
-                result = self._claim_as_judged(work, choice, spec)
+                result = self._judged.claim(work, choice, spec)
         except errors.MoorageError as error:
             self._note_refusal(work, choice, error)
             return None
         return self._selected(work, choice, result, record)
 
-    def _note_refusal(self, work: Placement, choice: _Choice, error: BaseException) -> None:
+    def _note_refusal(self, work: Placement, choice: Choice, error: BaseException) -> None:
         """Note why a node refused the request, and what is outdated by that; raises an error that is no refusal of the node."""
         node, fleet = choice.node, choice.fleet
         gone = isinstance(error, errors.NotFound) and error.details.get("provider") == node.uuid
@@ -676,51 +474,6 @@ class Scheduler:
             for work, record in shown:
                 if work.held is not None:
                     self._reserver.unreserve(record)
-
-    def _claim_as_judged(self, work: Placement, choice: _Choice, spec: RequestSpec) -> ClaimResult:
-        """Claim a node while its instances are those that the filters judge.
-
-        :raises ConstraintViolated: a filter refuses the node by now, or its instances change all the time.
-        """
-        node, key = choice.node, work.key
-        if self._residents is None or not choice.ranking.promising:
-            return work.claimer.claim(spec, node.uuid, node.host, key)
-        # Requests of this scheduler do not race each other for one node; the version decides among schedulers.
-        with self._reservations.acquire(node.uuid):
-            for _ in range(_JUDGEMENTS):
-                found = self._residents(node.uuid)
-                self._judge(work, choice, found)
-                try:
-                    return work.claimer.claim(replaced(spec, residents=found.version), node.uuid, node.host, key)
-                except errors.ResidentsChanged as error:
-                    LOG.debug("%s (%s)", error.message, spec.instance_uuid)
-        raise errors.ConstraintViolated(
-            f"The instances of node {node.name} changed {_JUDGEMENTS} times while it was being claimed.",
-            provider=node.uuid,
-        )
-
-    def _judge(self, work: Placement, choice: _Choice, found: Residents) -> None:
-        """Ask the filters that judged instances again, with the node's instances as the store has them.
-
-        :raises ConstraintViolated: one of them refuses the node.
-        """
-        fleet = choice.fleet.with_residents(choice.row, found.records)
-        group, project = work.spec.server_group, work.spec.project_id
-        members = [
-            each.uuid
-            for each in found.records
-            if group is not None and (each.server_group, each.project_id) == (group.name, project)
-        ]
-        spec = self._ranker.with_members(work.spec, members)
-        refusing = work.policy.pipeline.refused_by(work.policy.guard, fleet, choice.row, spec, choice.ranking)
-        if not refusing:
-            return
-        known = choice.fleet.instances_on(choice.row)
-        # For the next ranking.
-        self._reserver.claimed([each for each in found.records if each.uuid not in known])
-        raise errors.ConstraintViolated(
-            f"Filter {refusing} refuses node {choice.node.name} by now.", provider=choice.node.uuid, filter=refusing
-        )
 
     def _unplaced(self, work: Placement, result: ClaimResult) -> Selection:
         """Answers a repeated request whose instance exists and has left its node."""
@@ -842,22 +595,3 @@ class Scheduler:
             server_group=spec.server_group.name if spec.server_group is not None else "",
             holds=holds,
         )
-
-
-def _alike(works: Sequence[Placement]) -> Sequence[tuple[SchedulingPolicy, tuple[Any, ...], Sequence[int]]]:
-    """Groups requests alike that one policy decides; returns of each group the policy, what is asked, and the indexes."""
-    found: list[tuple[Placement, tuple[Any, ...], list[int]]] = []
-    for place, work in enumerate(works):
-        asked = what_is_asked(work.spec)
-        for first, same, places in found[-_KINDS:]:
-            if first.policy is work.policy and same == asked:
-                places.append(place)
-                break
-        else:
-            found.append((work, asked, [place]))
-    return [(first.policy, asked, places) for first, asked, places in found]
-
-
-def _is_unknown(error: BaseException) -> bool:
-    """Whether a claim failed at its commit, which may have been done."""
-    return isinstance(error, errors.StoreUnavailable) and error.details.get("outcome") == "unknown"

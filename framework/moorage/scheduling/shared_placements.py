@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from moorage import errors
 from moorage.gathering import Gathered, Gathering
 from moorage.scheduling.interface import RequestSpec
-from moorage.scheduling.scheduler import Placement, Scheduler, Selection
+from moorage.scheduling.placement import Placement, Selection
+from moorage.scheduling.scheduler import Scheduler
 
 __all__ = ["SharedPlacements"]
 

@@ -330,6 +330,7 @@ class RequestTests(unittest.TestCase):
 
         with (
             mock.patch.object(scheduler, "_set_claimer", Late()),
+            mock.patch.object(scheduler._bulk, "_set_claimer", Late()),
             self.assertRaisesRegex(errors.Conflict, "earlier try of the request has given its instances back"),
         ):
             plane.client.sender.call("scheduler", "create_instances", args, server="scheduler-1")

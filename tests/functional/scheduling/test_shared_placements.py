@@ -21,8 +21,9 @@ from moorage.gathering import Gathered, Gathering
 from moorage.rpc import wire
 from moorage.scheduling import shared_placements
 from moorage.scheduling.interface import RequestSpec
+from moorage.scheduling.placement import Placement, Selection
 from moorage.scheduling.ranker import Ranker
-from moorage.scheduling.scheduler import Placement, Scheduler, Selection
+from moorage.scheduling.scheduler import Scheduler
 from tests.functional.scheduling.plane import Plane
 from tests.servers import wait_until
 

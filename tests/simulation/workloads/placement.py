@@ -29,8 +29,9 @@ from moorage.instances.resizes import Resizes
 from moorage.scheduling.constraints import requested_rows, scarce_resources
 from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.interface import InstanceRecord, RequestSpec
+from moorage.scheduling.placement import Selection
 from moorage.scheduling.ranker import PATIENCE
-from moorage.scheduling.scheduler import Scheduler, Selection
+from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.snapshot import Snapshot
 from moorage.services.registry import ServiceRegistry
 from moorage_plugins.stores.classes import STANDARD_CLASSES

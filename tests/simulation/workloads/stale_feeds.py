@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from moorage.rpc.interface import Handler, Message, Subscription
-from moorage.scheduling.scheduler import Scheduler, Selection
+from moorage.scheduling.placement import Selection
+from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.snapshot import Snapshot
 from tests.simulation.kernel import Process
 from tests.simulation.network import SimTransport

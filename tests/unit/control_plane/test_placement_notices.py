@@ -14,7 +14,7 @@ from moorage.clock import SystemClock
 from moorage.control_plane import notifications
 from moorage.control_plane.notifications import PlacementNotices
 from moorage.scheduling.interface import InstanceRecord
-from moorage.scheduling.scheduler import Selection
+from moorage.scheduling.placement import Selection
 from moorage.testing.clock import ManualClock
 from tests.servers import wait_until
 

@@ -33,8 +33,9 @@ from moorage.scheduling.interface import (
     RequestSpec,
     Rows,
 )
+from moorage.scheduling.placement import Selection
 from moorage.scheduling.plugin_runner import PluginRunner
-from moorage.scheduling.scheduler import Scheduler, Selection
+from moorage.scheduling.scheduler import Scheduler
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
 from moorage_plugins.filters.compute import ComputeFilter
 

@@ -16,6 +16,9 @@ printed; a request that no client is free to send waits, and its wait counts.
 Schedulers read a large fleet for up to a minute after its import, and again rows that were written within a minute. Give
 ``--idle 75`` with 130,000 hosts: else that counts with the creates.
 
+``loop_ns`` is the processor time of one turn of an empty loop, before the run: divide by it to compare machines and Pythons. A
+Python that was compiled without optimizations takes a fifth more for everything.
+
 The load generator is a process on the same machine; its own processor time is printed beside the roles' and not added to them. It
 writes its requests itself, because the client of users takes 0.9 ms for each. The machine's load is printed beside the results.
 
@@ -32,6 +35,7 @@ import collections
 import json
 import os
 import pathlib
+import platform
 import random
 import signal
 import socket
@@ -321,6 +325,17 @@ def measure(plane: Plane, arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def loop_ns(turns: int = 5_000_000) -> float:
+    """Measures the nanoseconds of processor time of one turn of an empty loop, the least of three times."""
+    taken = []
+    for _ in range(3):
+        began = time.thread_time()
+        for _ in range(turns):
+            pass
+        taken.append(time.thread_time() - began)
+    return round(1e9 * min(taken) / turns, 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=1523)
@@ -334,7 +349,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="do not delete what was created")
     parser.add_argument("--conf", default="", help="more lines of the configuration")
     arguments = parser.parse_args()
-    load = os.getloadavg()[0]
+    load, loop = os.getloadavg()[0], loop_ns()
     with tempfile.TemporaryDirectory() as folder:
         plane = Plane(pathlib.Path(folder), arguments)
         try:
@@ -342,7 +357,12 @@ def main() -> None:
         finally:
             plane.end()
     options = {name: value for name, value in vars(arguments).items() if name != "conf" or value}
-    print(json.dumps({**options, "load": [round(load, 2), round(os.getloadavg()[0], 2)], **found}, indent=2))
+    machine = {
+        "load": [round(load, 2), round(os.getloadavg()[0], 2)],
+        "loop_ns": loop,
+        "python": platform.python_version(),
+    }
+    print(json.dumps({**options, **machine, **found}, indent=2))
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ class AlikeRequests:
             changed = changed[_within(changed, known.fleet.rows)]
         if not len(changed):
             return known
-        answers = self._ask(changed, spec)
+        answers = self._ask(known, changed, spec)
         if answers is None:
             return None
         passed = changed[answers.rows]
@@ -207,18 +207,20 @@ class AlikeRequests:
         # The number of nodes hardly counts: those that this set does not take serve the next ones.
         places, _ = known.weights.best(max(2 * len(likely), _FORESEEN))
         rows = np.sort(known.rows[places])
-        answers = self._ask(rows, spec, more=True)
+        answers = self._ask(known, rows, spec, more=True)
         if answers is not None and len(answers.weighings) == known.weights.weighers:
             passed = np.searchsorted(known.rows, rows[answers.rows]).tolist()
             known.later = dict(zip(passed, _raw(answers), strict=True))
         self._foresees = 2 * len(known.later) > len(places)
 
-    def _ask(self, rows: Rows, spec: RequestSpec, *, more: bool = False) -> Judgement | None:
-        """Asks the plugins about some rows of the view. Returns None if the answers cannot be kept.
+    def _ask(self, known: _Known, rows: Rows, spec: RequestSpec, *, more: bool = False) -> Judgement | None:
+        """Asks the plugins about some rows of the view. Returns None if there are no answers that can be kept.
 
         :param more: with one more instance of the request on each.
         """
-        fleet: Snapshot = self._view.sample(lambda size: rows, spec.flavor.flavorid)
+        fleet: Snapshot | None = self._view.sample_since(known.moment, rows, spec.flavor.flavorid)
+        if fleet is None:
+            return None
         if more:
             fleet = fleet.with_more_on(fleet.all_rows, spec.flavor, counted=self._view.tracked)
         try:

@@ -667,25 +667,32 @@ class FleetView:
         :param flavorid: the flavor whose instances are likely to be counted.
         """
         with self._lock:
-            self._fold()
-            if self._bare is None:
-                self._bare = self._without_instances()
-            rows = choose(len(self._nodes))
-            counts = self._flavors.get(flavorid)
-            flavors = {} if counts is None else {flavorid: counts[rows]}
-            if counts is None and len(self._flavors) < COUNTED_FLAVORS:
-                # No instance ever had it.
-                flavors = {flavorid: np.zeros(len(rows), dtype=np.int64)}
-            return Sample.of(
-                self._bare,
-                rows,
-                {name: column[rows] for name, column in self._used.items()},
-                self._totals[_INSTANCES][rows],
-                self._totals[_BUSY][rows],
-                flavors,
-                self._index.view(),
-                self._use.sums,
-            )
+            return self._sample(choose(len(self._nodes)), flavorid)
+
+    def sample_since(self, moment: Moment, rows: Rows, flavorid: str) -> Sample | None:
+        """Returns the nodes that had some rows at a moment, as they are now; None: the rows may stand for other nodes now."""
+        with self._lock:
+            return self._sample(rows, flavorid) if moment[0] is self._era else None
+
+    def _sample(self, rows: Rows, flavorid: str) -> Sample:
+        self._fold()
+        if self._bare is None:
+            self._bare = self._without_instances()
+        counts = self._flavors.get(flavorid)
+        flavors = {} if counts is None else {flavorid: counts[rows]}
+        if counts is None and len(self._flavors) < COUNTED_FLAVORS:
+            # No instance ever had it.
+            flavors = {flavorid: np.zeros(len(rows), dtype=np.int64)}
+        return Sample.of(
+            self._bare,
+            rows,
+            {name: column[rows] for name, column in self._used.items()},
+            self._totals[_INSTANCES][rows],
+            self._totals[_BUSY][rows],
+            flavors,
+            self._index.view(),
+            self._use.sums,
+        )
 
     def _without_instances(self) -> Snapshot:
         # Copies: use is changed in place. A host_key that reads it gets what was used at the last reading of the nodes.

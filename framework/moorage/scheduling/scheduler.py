@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -113,9 +114,8 @@ class Scheduler:
         )
         self._sets = AlikeSets(self._ranker, view, clock)
         self._judged = JudgedClaims(self._ranker, self._reserver, self._reservations, residents)
-        self._bulk = BulkPlacer(
-            claimer, self._reserver, lambda works: self._place_set(works, alike=True), lambda work: self._place(work)
-        )
+        place_set = functools.partial(self._place_set, alike=True)
+        self._bulk = BulkPlacer(claimer, self._reserver, place_set, self._place)
         self._decisions = Decisions(decisions)
 
     def refresh(self, *, older_than: float = 0.0) -> bool:

@@ -210,6 +210,27 @@ class AlikeTests(unittest.TestCase):
             plugin.passes = False
         self.assertEqual([True, True, False], passed)
 
+    def test_nodes_that_are_read_while_others_are_asked_about_do_no_harm(self) -> None:
+        nodes, spec = some_nodes(self.random, 60), RequestSpec("", FLAVORS[0], "p")
+        view, policy = self.view(nodes, 0), self.policy(self.pipelines()[0])
+        ranker = self.ranker(view, nodes)
+        alike = AlikeRequests(ranker, view, policy, what_is_asked(spec), ManualClock())
+        alike.begin(2)
+        self.place(view, spec, 2, lambda one: alike.rank(one, ()), alike.take)
+        real = view.changes
+
+        def read_after(moment: Any) -> Any:
+            found = real(moment)
+            if len(view.snapshot().nodes) == 60:
+                view.set_nodes(nodes[::-1][:20])
+            return found
+
+        alike.begin(2)
+        with mock.patch.object(view, "changes", read_after):
+            together = self.place(view, spec, 2, lambda one: alike.rank(one, ()), alike.take)
+        each = self.place(view, spec, 2, lambda one: ranker.rank(policy, one, None, ()), lambda row: None)
+        self.assertEqual((20, each), (each[0][3], together))
+
     def test_a_sample_is_made_for_as_many_requests_as_came_while_the_last_one_was_kept(self) -> None:
         nodes = [NodeState(f"u{number:05}", f"n{number}", "h", {"VCPU": 64.0}, {}) for number in range(20000)]
         view, spec, clock = self.view(nodes, 0), RequestSpec("", Flavor("tiny", {"VCPU": 1}), "p"), ManualClock()

@@ -75,10 +75,10 @@ class BulkPlacer:
     def _confirm_repeated(self, done: Sequence[Selection]) -> None:
         """Keeps an earlier try of the request, which may still run, from giving back its instances.
 
-        Nor does it give back those that this try has made: the earlier try may not know whether its claims of them hold. It gives
-        such back before it gives back what this try has found. What was given back cannot be made again.
+        Instances that this try has made are kept, too: the earlier try may not know whether its own claims of them hold. It gives
+        such instances back first, and then those that this try has found. An instance that was given back cannot be made again.
 
-        :raises Conflict: it has given instances back.
+        :raises Conflict: the earlier try has given instances back.
         """
         holding = [each.record.uuid for each in done if each.node_uuid]
         if self._set_claimer is None or not holding or not any(each.repeated for each in done):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines what a scheduler knows of a request while it decides it, and what it answers."""
+"""Defines the data of a request while a scheduler decides it, and the answer to it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Holds a node that a ranking offers, and what it was judged by.
+    """Holds a node that a ranking offers, and the ranking and snapshot that it comes from.
 
     :param others: rows of the next best.
     """

@@ -72,11 +72,11 @@ class Ranker:
         :param alike: how many requests alike the ranking is to serve.
         :raises PluginFailed: a plugin raised.
         """
-        self._freshness.before_ranking()
+        self.freshen()
         found = self._rank_sample(policy, spec, refused, alike)
         if found is not None:
             return found
-        fleet = self.fleet()
+        fleet = self._view.snapshot()
         ranking = self.run(policy, spec, fleet, refused)
         if not len(ranking.rows):
             self._freshness.before_refusal(fleet, spec)
@@ -102,8 +102,6 @@ class Ranker:
         if self._view.any_nested:
             # The columns of all providers are kept from request to request; those of a sample would be made for each.
             return None
-        if self._freshen is not None:
-            self._freshen(self._view.rows_of_host)
         fleet = self._view.sample(functools.partial(sampler.choose, _SAMPLE * alike), spec.flavor.flavorid)
         if not self._spreads(policy, fleet.whole):
             return None
@@ -172,7 +170,6 @@ class Ranker:
         """Rank the nodes of a snapshot as it is.
 
         :param judged_only: ask the plugins, and do not compare the nodes.
-
         :raises InvalidInput: the request asks for traits that no filter judges.
         """
         filtered = not unfiltered(spec)
@@ -205,12 +202,14 @@ class Ranker:
     def freshen(self) -> None:
         """Reads what is known to be outdated, and the instances of hosts whose agents send no messages."""
         self._freshness.before_ranking()
-        if self._freshen is not None:
-            self._freshen(self._view.rows_of_host)
+        self._read_silent()
 
     def fleet(self) -> Snapshot:
         """The fleet, refreshed before where hosts whose agents send no messages were read too long ago."""
-        fleet = self._view.snapshot()
-        if self._freshen is not None and self._freshen(fleet.rows_of_host):
-            fleet = self._view.snapshot()
-        return fleet
+        self._read_silent()
+        return self._view.snapshot()
+
+    def _read_silent(self) -> None:
+        """Reads the instances of hosts whose agents send no messages, where they were read too long ago."""
+        if self._freshen is not None:
+            self._freshen(self._view.rows_of_host)

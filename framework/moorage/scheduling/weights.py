@@ -147,7 +147,7 @@ class KeptWeights:
             self.change(int(places[index]), [float(other.raw[index]) for other in others])
 
     def drop(self, places: Rows) -> None:
-        """Removes rows; the indexes of those behind them fall."""
+        """Removes rows. The rows after a removed row get smaller indexes."""
         self._weighings = [each.without(places) for each in self._weighings]
         self._size -= len(places)
         self._sum()

@@ -367,7 +367,7 @@ class HostWeigherTests(_FleetCases):
 
 
 def _part(fleet: Snapshot, rows: Rows) -> Sample:
-    """Some nodes of a fleet."""
+    """Returns a sample with some nodes of a fleet."""
     used = {name: column[rows] for name, column in fleet.used.items()}
     instances, busy = fleet.num_instances[rows], fleet.num_io_ops[rows]
     return Sample.of(fleet, rows, used, instances, busy, {}, fleet._places, fleet._taken)

@@ -25,6 +25,7 @@ __all__ = [
     "json_text",
     "names_of",
     "new_metadata",
+    "only_where",
     "source_of",
 ]
 
@@ -45,6 +46,16 @@ NAMING = {
 
 #: How MariaDB keeps a table, whatever the server's defaults are; ``op.create_table(..., **INNODB)`` in migrations.
 INNODB: Mapping[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
+
+
+def only_where(condition: str) -> Mapping[str, Any]:
+    """Returns the arguments of an index that has only the rows for which a condition holds, in ``sa.Index`` and in migrations.
+
+    A change of another row does not write the index. SQLite and PostgreSQL use it for a statement only if the conditions of the
+    statement imply this one, whatever its parameters are: ``column > :value`` implies ``column IS NOT NULL``, but a comparison with
+    a literal must be repeated in the statement. MariaDB has no such indexes: there the index has all rows.
+    """
+    return {"sqlite_where": sa.text(condition), "postgresql_where": sa.text(condition)}
 
 
 def new_metadata() -> sa.MetaData:

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
 
-from moorage.db.schema import BigId, JsonText, Micros, core_metadata, exact
+from moorage.db.schema import BigId, JsonText, Micros, core_metadata, exact, only_where
 
 __all__ = ["event_sequence", "events"]
 
 #: Readers see numbered events only. The sequencer pays for the indexes of their filters, and not the transaction of a change
 #: (MariaDB has no such indexes).
-_NUMBERED: dict[str, Any] = dict.fromkeys(("sqlite_where", "postgresql_where"), sa.text("number IS NOT NULL"))
+_NUMBERED = only_where("number IS NOT NULL")
 
 #: The journal: one row for each recorded change. ``number`` is NULL until a sequencer has numbered the row.
 events = sa.Table(

@@ -74,9 +74,15 @@ _OF_UUID = instances.c.uuid == sa.bindparam("of_uuid")
 _FENCE = {"token": sa.bindparam("token", type_=sa.BigInteger)}
 _SEEN_FENCE = sa.bindparam("seen_fence", type_=sa.BigInteger)
 _OF_NODE = sa.bindparam("of_node", type_=sa.String)
+#: In the words of the index, which has no other rows: a parameter would hide that.
+_MOVES = instances.c.destination_uuid != sa.literal_column("''")
+_IN_GROUP = instances.c.server_group != sa.literal_column("''")
 _ON_NODE = (
     sa.select(*_RECORD, instances.c.node_uuid, instances.c.destination_uuid, instances.c.pending)
-    .where(_OCCUPIES, sa.or_(instances.c.node_uuid == _OF_NODE, instances.c.destination_uuid == _OF_NODE))
+    .where(
+        _OCCUPIES,
+        sa.or_(instances.c.node_uuid == _OF_NODE, sa.and_(instances.c.destination_uuid == _OF_NODE, _MOVES)),
+    )
     .order_by(instances.c.uuid)
 )
 _ON_NODE_IN_FULL = _ON_NODE.add_columns(*_MORE)
@@ -120,7 +126,7 @@ _BY_HOSTS = {
 }
 _MEMBERS = (
     sa.select(instances.c.uuid, instances.c.node_uuid, instances.c.pending)
-    .where(instances.c.server_group == sa.bindparam("of_group", type_=sa.String), _OCCUPIES)
+    .where(instances.c.server_group == sa.bindparam("of_group", type_=sa.String), _IN_GROUP, _OCCUPIES)
     .order_by(instances.c.uuid)
 )
 _MEMBERS_OF_PROJECT = _MEMBERS.where(instances.c.project_id == sa.bindparam("of_project", type_=sa.String))
@@ -156,7 +162,7 @@ _REASSIGN = (
 )
 #: An instance whose resize is not confirmed has its old node as the one to which it may go.
 _GOING_TO = sa.select(instances.c.uuid, instances.c.pending).where(
-    instances.c.destination_uuid.in_(sa.bindparam("of_nodes", expanding=True))
+    instances.c.destination_uuid.in_(sa.bindparam("of_nodes", expanding=True)), _MOVES
 )
 _REASSIGN_RETURNING = _REASSIGN.returning(*_STATE)
 _LOCK_REASSIGNED = sa.select(*_STATE).where(_REASSIGNED).with_for_update()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from moorage.db.schema import BigId, JsonText, Micros, Uuid, exact
+from moorage.db.schema import BigId, JsonText, Micros, Uuid, exact, only_where
 from moorage_plugins.schema import plugins_metadata
 
 __all__ = ["instances"]
@@ -45,7 +45,8 @@ instances = sa.Table(
     sa.Column("flavor_version", sa.Integer, nullable=False, default=0, server_default="0"),
     sa.UniqueConstraint("uuid", name="uq_instances_uuid"),
     sa.Index("ix_instances_host", "host", "uuid"),
-    sa.Index("ix_instances_server_group", "server_group"),
     sa.Index("ix_instances_node", "node_uuid"),
-    sa.Index("ix_instances_destination", "destination_uuid"),
+    # Few instances have these.
+    sa.Index("ix_instances_server_group", "server_group", **only_where("server_group <> ''")),
+    sa.Index("ix_instances_destination", "destination_uuid", **only_where("destination_uuid <> ''")),
 )

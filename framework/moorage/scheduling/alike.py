@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks nodes for requests alike: requests that differ only in the uuid and name of the instance.
 
+If no plugin reads the project and the user of a request, requests may differ in these too.
+
 If the plugins judge each node alone, a change of one node changes no other node's answer. So their answers about all nodes are
 kept for a moment. Before a set of requests, the plugins are asked again about the nodes whose use has changed. Each decision of the
 set takes resources of one node: the plugins are asked in advance about the nodes that are likely to be chosen, with one more
@@ -34,7 +36,7 @@ from moorage.scheduling.weights import KeptWeights
 __all__ = ["AlikeRequests", "AlikeSets", "what_is_asked"]
 
 #: Kinds of requests whose answers are kept.
-_KINDS = 8
+_KINDS = 64
 #: Groups of requests alike that a further request of a set is compared with.
 _GROUPS = 16
 #: Seconds for which answers about all nodes are kept. An answer may depend on more than the use of its node.
@@ -44,15 +46,24 @@ _MANY = 512
 #: About how many nodes at least the plugins are asked with one more instance on each.
 _FORESEEN = 64
 
+_OWNER = ("project_id", "user_id")
 _the_same: Callable[[RequestSpec], tuple[Any, ...]] = operator.attrgetter(
-    *(each.name for each in fields(RequestSpec) if each.compare and each.name not in ("instance_uuid", "properties"))
+    *(
+        each.name
+        for each in fields(RequestSpec)
+        if each.compare and each.name not in ("instance_uuid", "properties", *_OWNER)
+    )
 )
+_owner = operator.attrgetter(*_OWNER)
 
 
-def what_is_asked(spec: RequestSpec) -> tuple[Any, ...]:
-    """Returns all fields of a request but the uuid and name of the instance. They are equal for requests alike."""
+def what_is_asked(spec: RequestSpec, *, ignores_owner: bool = False) -> tuple[Any, ...]:
+    """Returns all fields of a request but the uuid and name of the instance. They are equal for requests alike.
+
+    :param ignores_owner: leave out the project and the user too.
+    """
     properties = {name: value for name, value in spec.properties.items() if name != "name"}
-    return *_the_same(spec), properties, property_types(spec.image)
+    return *_the_same(spec), properties, property_types(spec.image), () if ignores_owner else _owner(spec)
 
 
 @dataclass(slots=True)
@@ -238,14 +249,14 @@ class AlikeSets:
         self._ranker = ranker
         self._view = view
         self._clock = clock
-        #: The newest last.
+        #: What was used last is last.
         self._kept: list[AlikeRequests] = []
 
     def divide(self, works: Sequence[Placement]) -> Iterator[tuple[AlikeRequests, Sequence[int]]]:
         """Yields what ranks for requests alike, and their indexes, group by group. A group begins when it is yielded."""
         groups: list[tuple[SchedulingPolicy, tuple[Any, ...], list[int]]] = []
         for index, work in enumerate(works):
-            asked = what_is_asked(work.spec)
+            asked = what_is_asked(work.spec, ignores_owner=work.policy.pipeline.ignores_owner)
             for policy, same, indexes in groups[-_GROUPS:]:
                 if policy is work.policy and same == asked:
                     indexes.append(index)
@@ -258,12 +269,15 @@ class AlikeSets:
             yield requests, indexes
 
     def _requests(self, policy: SchedulingPolicy, asked: tuple[Any, ...]) -> AlikeRequests:
-        for each in self._kept:
+        for index, each in enumerate(self._kept):
             if each.policy is policy and each.asked == asked:
-                return each
-        self._kept.append(AlikeRequests(self._ranker, self._view, policy, asked, self._clock))
+                del self._kept[index]
+                break
+        else:
+            each = AlikeRequests(self._ranker, self._view, policy, asked, self._clock)
+        self._kept.append(each)
         del self._kept[:-_KINDS]
-        return self._kept[-1]
+        return each
 
 
 def _without(known: _Known, rows: Rows, removed: Mapping[str, int]) -> _Known | None:

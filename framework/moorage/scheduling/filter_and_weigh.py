@@ -231,6 +231,10 @@ class Pipeline:
         self.judges_alone = all(_weighs_alone(each.plugin) for each in weighers) and all(
             _declares_alone(each.plugin) and not each.limits for each in filters
         )
+        #: Whether all plugins declare that they ignore whose request it is.
+        self.ignores_owner = all(
+            _declares(each.plugin, HostFilter, "ignores_owner", {"host_passes", *_SEE_FLEET}) for each in filters
+        ) and all(_declares(each.plugin, HostWeigher, "ignores_owner", _WEIGH) for each in weighers)
         self._rebuilding = tuple(each for each in filters if each.plugin.RUN_ON_REBUILD)
 
     @property

@@ -662,6 +662,10 @@ class HostFilter(abc.ABC):
     #: holds for the next one that differs in nothing else, but for nodes whose use has changed. What depends on other things is up
     #: to a second old then.
     judges_alone: ClassVar[bool] = False
+    #: Its answer about a request without hints and server group depends neither on the project nor on the user of the request. With
+    #: ``judges_alone``, what it says for a request of one project holds for those of others too. A class that overrides
+    #: ``host_passes``, ``prepare``, ``mask_rows`` or ``filter_rows`` declares it itself.
+    ignores_owner: ClassVar[bool] = False
     #: The rows that ``prepare`` answers are the answer: it is not asked again for each of them.
     prepare_is_final: ClassVar[bool] = False
     #: It is only advice: with ``[scheduling] advisory_errors = skip`` a request goes on without it when it raises.
@@ -742,6 +746,9 @@ class HostWeigher(abc.ABC):
     #: nodes whose use has changed. What depends on other things is up to a second old then. A class that overrides
     #: ``weigh_rows`` or a multiplier declares it itself.
     weighs_alone: ClassVar[bool] = False
+    #: The weights for a request without hints and server group depend neither on the project nor on the user of the request. A
+    #: class that overrides ``weigh_rows`` or a multiplier declares it itself.
+    ignores_owner: ClassVar[bool] = False
 
     def __init__(self, *, conf: Any) -> None:
         """Keep what is needed of the configuration."""

@@ -23,6 +23,8 @@ __all__ = ["KeptWeights", "Weighing", "best_of", "sum_of"]
 _BLOCK = 64
 #: How many times as many of the best rows are kept in order as are wanted. Most changes of a row take one of them away.
 _SPARE = 4
+#: For fewer rows, one change after the other costs less than arrays of them.
+_FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,26 @@ class Weighing:
         """Returns how many rows have the smallest and the largest of the raw weights."""
         return [int(np.count_nonzero(self.raw == extreme)) for extreme in (found.lowest, found.highest)]
 
+    def of(self, places: Rows) -> Weighing:
+        """Returns the weighing of some of the rows."""
+        multiplier = self.multiplier
+        return Weighing(
+            self.raw[places],
+            multiplier[places] if isinstance(multiplier, np.ndarray) else multiplier,
+            self.minval,
+            self.maxval,
+        )
+
+    def move_all(self, found: _Range, at_ends: list[int], places: Rows, raw: npt.NDArray[np.float64]) -> bool:
+        """Does for several rows what :meth:`moves` does for one."""
+        before = self.raw[places]
+        self.raw[places] = raw
+        if np.minimum.reduce(raw) < found.lowest or np.maximum.reduce(raw) > found.highest:
+            return True
+        for end, extreme in enumerate((found.lowest, found.highest)):
+            at_ends[end] += int(np.count_nonzero(raw == extreme)) - int(np.count_nonzero(before == extreme))
+        return not all(at_ends)
+
     def moves(self, found: _Range, at_ends: list[int], place: int, raw: float) -> bool:
         """Gives one row another raw weight; returns whether that may change the weights of other rows.
 
@@ -143,8 +165,21 @@ class KeptWeights:
         differ = np.zeros(len(places), dtype=np.bool_)
         for each, other in zip(self._weighings, others, strict=True):
             differ |= each.raw[places] != other.raw
-        for index in np.flatnonzero(differ).tolist():
-            self.change(int(places[index]), [float(other.raw[index]) for other in others])
+        indexes = np.flatnonzero(differ)
+        if len(indexes) < _FEW:
+            for index in indexes.tolist():
+                self.change(int(places[index]), [float(other.raw[index]) for other in others])
+            return
+        places = places[indexes]
+        moved = [
+            each.move_all(found, at_ends, places, other.raw[indexes])
+            for each, found, at_ends, other in zip(self._weighings, self._ranges, self._at_ends, others, strict=True)
+        ]
+        if any(moved):
+            self._sum()
+            return
+        changed = [each.of(places).weights(found) for each, found in zip(self._weighings, self._ranges, strict=True)]
+        self._reorder_all(places, sum_of(changed, len(places)))
 
     def drop(self, places: Rows) -> None:
         """Removes rows. The rows after a removed row get smaller indexes."""
@@ -169,6 +204,16 @@ class KeptWeights:
         weights = [each.weights(found) for each, found in zip(self._weighings, self._ranges, strict=True)]
         self._weights = sum_of(weights, self._size)
         self._order.clear()
+
+    def _reorder_all(self, places: Rows, weights: npt.NDArray[np.float64]) -> None:
+        self._weights[places] = weights
+        if not self._order:
+            return
+        # No row that has not changed comes before the last of those that are in order now.
+        last, changed = self._order[-1], set(places.tolist())
+        kept = [each for each in self._order if each[1] not in changed]
+        moved = [each for each in zip((-weights).tolist(), places.tolist(), strict=True) if each <= last]
+        self._order = sorted(kept + moved)
 
     def _reorder(self, place: int, weight: float) -> None:
         before, after = (-float(self._weights[place]), place), (-weight, place)

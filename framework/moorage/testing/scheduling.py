@@ -237,6 +237,18 @@ class HostFilterTests(_FleetCases):
             wanted = set(rows.tolist()) & set(self.ranked(line, fleet, spec))
             self.assertEqual(wanted, set(rows[self.ranked(line, _part(fleet, rows), spec)].tolist()), spec)
 
+    def test_a_judgement_for_anyone_is_the_same_for_another_project_and_user(self) -> None:
+        plugin = self.make_filter()
+        if not plugin.ignores_owner:
+            self.skipTest("it does not declare ignores_owner")
+        for fleet, spec, _, passing in self.asked(plugin):
+            if spec.hints or spec.server_group is not None:
+                continue
+            for project in fleets.PROJECTS:
+                theirs = replace(spec, project_id=project, user_id="another")
+                passes = [row for row in range(fleet.size) if plugin.host_passes(fleet.host_state(row), theirs)]
+                self.assertEqual(passing, passes, spec)
+
     def test_the_runner_finds_what_the_loop_finds(self) -> None:
         plugin = self.make_filter()
         line = filter_and_weigh.of([plugin])
@@ -356,6 +368,18 @@ class HostWeigherTests(_FleetCases):
             self.assertEqual(
                 list(plugin.weigh_rows(fleet, rows, spec)), list(plugin.weigh_rows(part, part.all_rows, spec)), spec
             )
+
+    def test_a_weight_for_anyone_is_the_same_for_another_project_and_user(self) -> None:
+        plugin = self.make_weigher()
+        if not plugin.ignores_owner:
+            self.skipTest("it does not declare ignores_owner")
+        for fleet, spec in self.fleets_and_requests():
+            if spec.hints or spec.server_group is not None:
+                continue
+            weights = list(plugin.weigh_rows(fleet, fleet.all_rows, spec))
+            for project in fleets.PROJECTS:
+                theirs = replace(spec, project_id=project, user_id="another")
+                self.assertEqual(weights, list(plugin.weigh_rows(fleet, fleet.all_rows, theirs)), spec)
 
     def test_a_weight_does_not_depend_on_the_other_rows(self) -> None:
         plugin = self.make_weigher()

@@ -22,6 +22,7 @@ class SameHostFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     needs_instances = True
     run_filter_once_per_request = True
     prepare_is_final = True
@@ -53,6 +54,7 @@ class DifferentHostFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     needs_instances = True
     run_filter_once_per_request = True
 

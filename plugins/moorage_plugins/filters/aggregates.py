@@ -42,6 +42,7 @@ class _AggregateFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     run_filter_once_per_request = True
 
     @abc.abstractmethod
@@ -138,6 +139,7 @@ class AggregateMultiTenancyIsolationFilter(_AggregateFilter):
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    ignores_owner = False
 
     @override
     def decision(self, spec: RequestSpec) -> Decision | None:

@@ -22,6 +22,7 @@ class CapacityFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
 
     @override
     def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:

@@ -17,6 +17,7 @@ class ComputeFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     run_filter_once_per_request = True
 
     @override

@@ -57,6 +57,7 @@ class ComputeCapabilitiesFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     judges_instances = True
     run_filter_once_per_request = True
 

@@ -67,6 +67,7 @@ class ImagePropertiesFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     RUN_ON_REBUILD = True
     run_filter_once_per_request = True
 

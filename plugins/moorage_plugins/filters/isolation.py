@@ -18,6 +18,7 @@ class AllHostsFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     run_filter_once_per_request = True
 
     @override
@@ -41,6 +42,7 @@ class IsolatedHostsFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     RUN_ON_REBUILD = True
     run_filter_once_per_request = True
 

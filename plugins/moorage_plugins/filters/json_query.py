@@ -60,6 +60,7 @@ class JsonFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     judges_instances = True
 
     @override

@@ -24,6 +24,7 @@ class _LimitFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     needs_instances = True
     #: The option, and the key of aggregates that set a limit of their own; empty where they cannot.
     group: ClassVar[str]

@@ -18,6 +18,7 @@ class MetricsFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
 
     def __init__(self, *, conf: Any) -> None:
         super().__init__(conf=conf)

@@ -21,6 +21,7 @@ class SimpleCidrAffinityFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     run_filter_once_per_request = True
 
     @override

@@ -35,6 +35,7 @@ class ServerGroupAffinityFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     needs_instances = True
 
     @override
@@ -68,6 +69,7 @@ class ServerGroupAntiAffinityFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     needs_instances = True
 
     @override

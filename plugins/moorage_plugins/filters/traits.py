@@ -27,6 +27,7 @@ class RequiredTraitsFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     RUN_ON_REBUILD = True
     run_filter_once_per_request = True
     judges_traits = True

@@ -20,6 +20,7 @@ class TypeAffinityFilter(HostFilter):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     judges_alone = True
+    ignores_owner = True
     needs_instances = True
 
     @override

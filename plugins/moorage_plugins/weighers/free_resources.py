@@ -19,6 +19,7 @@ class _FreeWeigher(AggregateWeigher):
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     minval = 0.0
     weighs_alone = True
+    ignores_owner = True
     resource_class: ClassVar[str]
 
     @property

@@ -20,6 +20,7 @@ class IoOpsWeigher(AggregateWeigher):
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     minval = 0.0
     weighs_alone = True
+    ignores_owner = True
     group = "weigher_io_ops"
     aggregate_key = "io_ops_weight_multiplier"
 
@@ -41,6 +42,7 @@ class NumInstancesWeigher(AggregateWeigher):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     weighs_alone = True
+    ignores_owner = True
     group = "weigher_num_instances"
     aggregate_key = "num_instances_weight_multiplier"
 
@@ -62,6 +64,7 @@ class BuildFailureWeigher(AggregateWeigher):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     weighs_alone = True
+    ignores_owner = True
     group = "weigher_build_failure"
     aggregate_key = "build_failure_weight_multiplier"
     sign = -1.0
@@ -84,6 +87,7 @@ class HypervisorVersionWeigher(AggregateWeigher):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     weighs_alone = True
+    ignores_owner = True
     group = "weigher_hypervisor_version"
     aggregate_key = "hypervisor_version_weight_multiplier"
 

@@ -28,6 +28,7 @@ class MetricsWeigher(AggregateWeigher):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     weighs_alone = True
+    ignores_owner = True
     group = "weigher_metrics"
     aggregate_key = "metrics_weight_multiplier"
 

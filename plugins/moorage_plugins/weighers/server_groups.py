@@ -19,6 +19,7 @@ class _MembersWeigher(AggregateWeigher):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     weighs_alone = True
+    ignores_owner = True
     policy: ClassVar[str]
     each: ClassVar[float]
 

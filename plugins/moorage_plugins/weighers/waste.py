@@ -28,6 +28,7 @@ class LeastWasteWeigher(AggregateWeigher):
     minval = 0.0
     maxval = 2.0
     weighs_alone = True
+    ignores_owner = True
     group = "weigher_least_waste"
     aggregate_key = "least_waste_weight_multiplier"
     sign = -1.0

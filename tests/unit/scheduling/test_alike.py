@@ -15,8 +15,10 @@ import numpy as np
 from moorage import options
 from moorage.clock import SystemClock
 from moorage.inventory import InventoryItem
+from moorage.scheduling import alike as alike_module
 from moorage.scheduling import filter_and_weigh
-from moorage.scheduling.alike import AlikeRequests, what_is_asked
+from moorage.scheduling.alike import AlikeRequests, AlikeSets, what_is_asked
+from moorage.scheduling.decisions import Decision
 from moorage.scheduling.filter_and_weigh import Pipeline
 from moorage.scheduling.fleet_refresher import FleetRefresher
 from moorage.scheduling.fleet_view import FleetView
@@ -35,6 +37,7 @@ from moorage.scheduling.interface import (
     ServerGroup,
     Where,
 )
+from moorage.scheduling.placement import Placement
 from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.reservations import Reservations
@@ -356,6 +359,47 @@ class AlikeTests(unittest.TestCase):
         asked = [what_is_asked(replace(spec, image={"properties": {"hw": value}})) for value in (True, 1, 1.0, "1")]
         self.assertEqual([True] * 4, [asked.count(each) == 1 for each in asked])
 
+    def test_whose_request_it_is_counts_only_for_plugins_that_read_it(self) -> None:
+        spec = RequestSpec("one", FLAVORS[0], "p", "u")
+        theirs = replace(spec, project_id="q", user_id="v")
+        self.assertEqual(what_is_asked(spec, ignores_owner=True), what_is_asked(theirs, ignores_owner=True))
+        capacity, cpu = CapacityFilter(conf=None), CpuWeigher(conf=options.defaults())
+        self.assertTrue(filter_and_weigh.of([capacity], [cpu]).ignores_owner)
+        for other in (Tenants(conf=None), Mine(conf=None), OneByOne(conf=None)):
+            self.assertFalse(filter_and_weigh.of([capacity, other], [cpu]).ignores_owner, other)
+        self.assertFalse(filter_and_weigh.of([capacity], [cpu, Rank(conf=None)]).ignores_owner)
+
+    def test_requests_of_several_projects_are_alike_unless_a_plugin_reads_the_project(self) -> None:
+        nodes = some_nodes(self.random, 40)
+        view = self.view(nodes, 0)
+        for more, groups in (([], [[0, 1, 2, 3]]), ([Tenants(conf=None)], [[0, 2], [1, 3]])):
+            policy = self.policy(filter_and_weigh.of([CapacityFilter(conf=None), *more], []))
+            sets = AlikeSets(self.ranker(view, nodes), view, ManualClock())
+            works = [self.work(policy, RequestSpec(f"i{each}", FLAVORS[0], "pq"[each % 2])) for each in range(4)]
+            self.assertEqual(groups, [list(places) for _, places in sets.divide(works)])
+
+    def test_the_kinds_that_were_asked_last_are_kept(self) -> None:
+        nodes = some_nodes(self.random, 40)
+        view = self.view(nodes, 0)
+        policy = self.policy(filter_and_weigh.of([CapacityFilter(conf=None)], []))
+        sets = AlikeSets(self.ranker(view, nodes), view, ManualClock())
+
+        def kept_of(name: str) -> AlikeRequests:
+            return next(
+                requests for requests, _ in sets.divide([self.work(policy, RequestSpec(name, Flavor(name, {})))])
+            )
+
+        with mock.patch.object(alike_module, "_KINDS", 2):
+            first, second = kept_of("a"), kept_of("b")
+            self.assertIs(first, kept_of("a"))
+            third = kept_of("c")
+            self.assertIs(third, kept_of("c"))
+            self.assertIs(first, kept_of("a"))
+            self.assertIsNot(second, kept_of("b"))
+
+    def work(self, policy: SchedulingPolicy, spec: RequestSpec) -> Placement:
+        return Placement(policy, spec, Decision("r", spec), mock.Mock(), None, "r", 1)
+
 
 class _SameRows:
     """Chooses the same nodes each time, as many as it was first asked for."""
@@ -411,6 +455,26 @@ class Crowd(CapacityFilter):
     def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
         free = fleet.free("VCPU")
         return (free >= np.median(free))[where]
+
+
+class Tenants(HostFilter):
+    """Reads the project, and declares no more than that it judges each node alone."""
+
+    judges_alone = True
+
+    def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
+        return host_state.nodename[-1] in "02468" or spec_obj.project_id == "q"
+
+    def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask:
+        even = np.array([int(node.name[-1]) % 2 == 0 for node in fleet.nodes])  # type: ignore[attr-defined]
+        return (even | (spec.project_id == "q"))[where]
+
+
+class Mine(CapacityFilter):
+    """Overrides what the class that declares ``ignores_owner`` answers."""
+
+    def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
+        return super().host_passes(host_state, spec_obj) and spec_obj.project_id != "r"
 
 
 class OneByOne(HostFilter):

@@ -53,18 +53,25 @@ class KeptWeightsTests(unittest.TestCase):
 
     def test_several_rows_change_and_rows_go(self) -> None:
         for _ in range(cases(60)):
-            size = self.random.choice((5, 9, 300))
+            size = self.random.choice((15, 300))
             now = [self.weighing(size) for _ in range(self.random.randrange(4))]
             kept = KeptWeights(now, size)
-            for _ in range(4):
-                places = np.array(sorted(self.random.sample(range(size), 2)), dtype=np.intp)
+            for _ in range(8):
+                count = min(size, self.random.choice((2, 7, 8, 40)))
+                places = np.array(sorted(self.random.sample(range(size), count)), dtype=np.intp)
+                if self.random.random() < 0.5:
+                    # The best rows are those that change most often.
+                    places = np.union1d(places[2:], kept.best(2)[0])
                 now = [each.own() for each in now]
-                later = [Weighing(np.array(self.raws(2)), 1.0) for _ in now]
+                later = [Weighing(np.array(self.raws(len(places))), 1.0) for _ in now]
                 for mine, other in zip(now, later, strict=True):
                     mine.raw[places] = other.raw
                 kept.change_all(places, later)
-                best = best_of(sum_of([each.weights() for each in now], size), 3)
-                self.assertEqual(best.tolist(), kept.best(3)[0].tolist())
+                wanted = sum_of([each.weights() for each in now], size)
+                best = best_of(wanted, 3)
+                found, weights = kept.best(3)
+                self.assertEqual(best.tolist(), found.tolist())
+                self.assertEqual(wanted[best].tolist(), weights.tolist())
                 gone = np.array([self.random.randrange(size)], dtype=np.intp)
                 now, size = [each.without(gone) for each in now], size - 1
                 kept.drop(gone)

@@ -23,6 +23,8 @@ class FirmwareFilter(HostFilter):
     """
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    judges_alone: ClassVar[bool] = True
+    ignores_owner: ClassVar[bool] = True
 
     def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
         """One node, one answer."""

@@ -20,6 +20,8 @@ class CoolWeigher(HostWeigher):
     """Ranks nodes by their property ``inlet_temperature``, in degrees Celsius: the lower, the better."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
+    weighs_alone: ClassVar[bool] = True
+    ignores_owner: ClassVar[bool] = True
 
     @property
     def multiplier(self) -> float:

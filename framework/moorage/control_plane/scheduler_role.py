@@ -228,6 +228,17 @@ class SchedulerRole:
     def _make_policy(self, conf: cfg.ConfigOpts) -> SchedulingPolicy:
         section = conf.scheduling
         loaded = filter_and_weigh.load(conf)
+        if loaded.not_alone:
+            LOG.info(
+                "Each request is ranked by itself, which costs more than ranking requests alike together: %s do not declare "
+                "judges_alone or weighs_alone, or promise limits.",
+                ", ".join(loaded.not_alone),
+            )
+        elif loaded.reads_owner:
+            LOG.info(
+                "Only requests of the same project and user are ranked together: %s do not declare ignores_owner.",
+                ", ".join(loaded.reads_owner),
+            )
         self._breaker_window = section.breaker_window
         guard = PluginRunner(
             self._platform.clock,

@@ -35,8 +35,8 @@ from moorage.scheduling.weights import KeptWeights
 
 __all__ = ["AlikeRequests", "AlikeSets", "what_is_asked"]
 
-#: Kinds of requests whose answers are kept.
-_KINDS = 64
+#: Kinds of requests whose answers are kept, and about how many nodes in all. Answers about a node take 60 bytes or more.
+_KINDS, _NODES = 64, 1 << 20
 #: Groups of requests alike that a further request of a set is compared with.
 _GROUPS = 16
 #: Seconds for which answers about all nodes are kept. An answer may depend on more than the use of its node.
@@ -113,15 +113,23 @@ class AlikeRequests:
         #: How many requests the answers have served, and how many are expected while the next answers are kept.
         self._served = self._expected = 0
 
+    @property
+    def kept(self) -> int:
+        """Returns about how many nodes there are answers. Forgets those that have expired some time ago."""
+        if self._known is not None and self._expired_for(self._known) >= _KEPT:
+            self._known, self._expected = None, 0
+        return 0 if self._known is None else len(self._known.rows)
+
+    def _expired_for(self, known: _Known) -> float:
+        return self._clock.monotonic() - known.until
+
     def begin(self, count: int) -> None:
         """Begins a set of so many requests."""
         self._left, self._current, self._foresees = count, False, True
-        known = self._known
-        if known is None:
+        if not self.kept or (known := self._known) is None:
             return
-        expired_for = self._clock.monotonic() - known.until
-        if expired_for >= 0.0:
-            self._known, self._expected = None, self._served if expired_for < _KEPT else 0
+        if self._expired_for(known) >= 0.0:
+            self._known, self._expected = None, self._served
         elif known.requests < count:
             # A sample was used up early.
             self._known, self._expected = None, 2 * self._served
@@ -167,17 +175,18 @@ class AlikeRequests:
 
     def _rank_all(self, spec: RequestSpec) -> tuple[Snapshot, Ranking, _Known | None]:
         """Ranks all nodes, or a sample of them. Returns the answers too, if they can serve further requests."""
-        keeps = self.policy.pipeline.judges_alone and may_sample(spec) and not self._view.any_nested
+        keeps = not self.policy.pipeline.not_alone and may_sample(spec) and not self._view.any_nested
         moment, _ = self._view.changes(None)
         # A sample rather than all nodes: several schedulers that rank all of them choose the same ones.
         wanted, self._served = max(1 + self._left, min(self._expected, self._ranker.most_sampled)), 0
         fleet, ranking = self._ranker.rank(self.policy, spec, None, (), wanted if keeps else 1)
         if not keeps or ranking.skipped or ranking.promising or ranking.passed < 2:
             return fleet, ranking, None
-        now, rows, requests = ranking.judgement, ranking.judgement.rows, math.inf
+        judged = ranking.judgement
+        now, rows, requests = Judgement(judged.rows, judged.considered, judged.removed, []), judged.rows, math.inf
         if isinstance(fleet, Sample):
             rows, requests = fleet.rows[rows], self._ranker.requests_for(self.policy, ranking)
-        weights = KeptWeights(now.weighings, len(rows))
+        weights = KeptWeights(judged.weighings, len(rows))
         return fleet, ranking, _Known(fleet, now, rows, weights, moment, self._clock.monotonic() + _KEPT, requests)
 
     def _with_changes(self, known: _Known, spec: RequestSpec) -> _Known | None:
@@ -254,9 +263,10 @@ class AlikeSets:
 
     def divide(self, works: Sequence[Placement]) -> Iterator[tuple[AlikeRequests, Sequence[int]]]:
         """Yields what ranks for requests alike, and their indexes, group by group. A group begins when it is yielded."""
+        self._forget()
         groups: list[tuple[SchedulingPolicy, tuple[Any, ...], list[int]]] = []
         for index, work in enumerate(works):
-            asked = what_is_asked(work.spec, ignores_owner=work.policy.pipeline.ignores_owner)
+            asked = what_is_asked(work.spec, ignores_owner=not work.policy.pipeline.reads_owner)
             for policy, same, indexes in groups[-_GROUPS:]:
                 if policy is work.policy and same == asked:
                     indexes.append(index)
@@ -278,6 +288,15 @@ class AlikeSets:
         self._kept.append(each)
         del self._kept[:-_KINDS]
         return each
+
+    def _forget(self) -> None:
+        """Forgets what was used longest ago, until the answers are about few enough nodes."""
+        sizes = [each.kept for each in self._kept]
+        total, first = sum(sizes), 0
+        while total > _NODES:
+            total -= sizes[first]
+            first += 1
+        del self._kept[:first]
 
 
 def _without(known: _Known, rows: Rows, removed: Mapping[str, int]) -> _Known | None:

@@ -226,15 +226,22 @@ class Pipeline:
         self.spreads = all(_spreads(each.plugin) for each in weighers) and all(
             _judges_alone(each.plugin) for each in filters
         )
-        #: Whether all plugins declare that their answers for a node do not depend on the use of other nodes, nor on the uuid and
-        #: name of the instance.
-        self.judges_alone = all(_weighs_alone(each.plugin) for each in weighers) and all(
-            _declares_alone(each.plugin) and not each.limits for each in filters
+        #: The plugins without a declaration that their answers for a node do not depend on the use of other nodes, nor on the uuid
+        #: and name of the instance. While there are any, no answer holds for another request.
+        self.not_alone = (
+            *(each.name for each in filters if each.limits or not _declares_alone(each.plugin)),
+            *(each.name for each in weighers if not _weighs_alone(each.plugin)),
         )
-        #: Whether all plugins declare that they ignore whose request it is.
-        self.ignores_owner = all(
-            _declares(each.plugin, HostFilter, "ignores_owner", {"host_passes", *_SEE_FLEET}) for each in filters
-        ) and all(_declares(each.plugin, HostWeigher, "ignores_owner", _WEIGH) for each in weighers)
+        #: The plugins without a declaration that they ignore whose request it is. While there are any, no answer holds for another
+        #: project or user.
+        self.reads_owner = (
+            *(
+                each.name
+                for each in filters
+                if not _ignores_owner(each.plugin, HostFilter, {"host_passes", *_SEE_FLEET})
+            ),
+            *(each.name for each in weighers if not _ignores_owner(each.plugin, HostWeigher, _WEIGH)),
+        )
         self._rebuilding = tuple(each for each in filters if each.plugin.RUN_ON_REBUILD)
 
     @property
@@ -475,6 +482,11 @@ def _spreads(plugin: HostWeigher) -> bool:
 def _weighs_alone(plugin: HostWeigher) -> bool:
     """Returns whether the weigher declares ``weighs_alone``."""
     return _declares(plugin, HostWeigher, "weighs_alone", _WEIGH)
+
+
+def _ignores_owner(plugin: HostFilter | HostWeigher, base: type, methods: Collection[str]) -> bool:
+    """Returns whether the plugin declares ``ignores_owner``."""
+    return _declares(plugin, base, "ignores_owner", methods)
 
 
 def _declares(plugin: object, base: type, name: str, otherwise: Collection[str]) -> bool:

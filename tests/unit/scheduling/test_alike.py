@@ -364,10 +364,12 @@ class AlikeTests(unittest.TestCase):
         theirs = replace(spec, project_id="q", user_id="v")
         self.assertEqual(what_is_asked(spec, ignores_owner=True), what_is_asked(theirs, ignores_owner=True))
         capacity, cpu = CapacityFilter(conf=None), CpuWeigher(conf=options.defaults())
-        self.assertTrue(filter_and_weigh.of([capacity], [cpu]).ignores_owner)
+        self.assertEqual((), filter_and_weigh.of([capacity], [cpu]).reads_owner)
         for other in (Tenants(conf=None), Mine(conf=None), OneByOne(conf=None)):
-            self.assertFalse(filter_and_weigh.of([capacity, other], [cpu]).ignores_owner, other)
-        self.assertFalse(filter_and_weigh.of([capacity], [cpu, Rank(conf=None)]).ignores_owner)
+            self.assertEqual(1, len(filter_and_weigh.of([capacity, other], [cpu]).reads_owner), other)
+        ranked = filter_and_weigh.of([capacity, Crowd(conf=None)], [cpu, Rank(conf=None)])
+        self.assertEqual(2, len(ranked.reads_owner))
+        self.assertEqual(ranked.reads_owner, ranked.not_alone)
 
     def test_requests_of_several_projects_are_alike_unless_a_plugin_reads_the_project(self) -> None:
         nodes = some_nodes(self.random, 40)
@@ -396,6 +398,34 @@ class AlikeTests(unittest.TestCase):
             self.assertIs(third, kept_of("c"))
             self.assertIs(first, kept_of("a"))
             self.assertIsNot(second, kept_of("b"))
+
+    def test_answers_are_kept_about_so_many_nodes_and_for_so_long(self) -> None:
+        nodes = some_nodes(self.random, 40)
+        view, clock = self.view(nodes, 0), ManualClock()
+        policy = self.policy(filter_and_weigh.of([CapacityFilter(conf=None)], []))
+        sets = AlikeSets(self.ranker(view, nodes), view, clock)
+
+        def ask(name: str) -> AlikeRequests:
+            spec = RequestSpec(name, Flavor(name, {}))
+            requests = next(requests for requests, _ in sets.divide([self.work(policy, spec)]))
+            requests.rank(spec, ())
+            return requests
+
+        kinds = [ask(name) for name in "abc"]
+        size = kinds[0].kept
+        self.assertGreater(size, 10)
+        self.assertEqual([size] * 3, [each.kept for each in kinds])
+        with mock.patch.object(alike_module, "_NODES", 2 * size):
+            self.assertIs(kinds[2], ask("c"))
+            self.assertIs(kinds[1], ask("b"))
+            self.assertIsNot(kinds[0], ask("a"))
+        with mock.patch.object(alike_module, "_NODES", size - 1):
+            self.assertIsNot(kinds[1], ask("b"))
+        kept = ask("c")
+        clock.advance(1.5)
+        self.assertEqual(size, kept.kept)
+        clock.advance(1.0)
+        self.assertEqual(0, kept.kept)
 
     def work(self, policy: SchedulingPolicy, spec: RequestSpec) -> Placement:
         return Placement(policy, spec, Decision("r", spec), mock.Mock(), None, "r", 1)

@@ -175,7 +175,7 @@ class AlikeRequests:
 
     def _rank_all(self, spec: RequestSpec) -> tuple[Snapshot, Ranking, _Known | None]:
         """Ranks all nodes, or a sample of them. Returns the answers too, if they can serve further requests."""
-        keeps = not self.policy.pipeline.not_alone and may_sample(spec) and not self._view.any_nested
+        keeps = not self.policy.pipeline.not_alone and may_sample(spec)
         moment, _ = self._view.changes(None)
         # A sample rather than all nodes: several schedulers that rank all of them choose the same ones.
         wanted, self._served = max(1 + self._left, min(self._expected, self._ranker.most_sampled)), 0
@@ -196,6 +196,9 @@ class AlikeRequests:
             return None
         if isinstance(known.fleet, Sample):
             changed = changed[_within(changed, known.fleet.rows)]
+        elif known.fleet.nested[changed].any():
+            # The whole fleet shows what is used of the providers below a node, and of the pools that it shares with others.
+            return None
         if not len(changed):
             return known
         answers = self._ask(known, changed, spec)
@@ -227,6 +230,8 @@ class AlikeRequests:
         # The number of nodes hardly counts: those that this set does not take serve the next ones.
         places, _ = known.weights.best(max(2 * len(likely), _FORESEEN))
         rows = np.sort(known.rows[places])
+        if not isinstance(known.fleet, Sample):
+            rows = rows[~known.fleet.nested[rows]]
         answers = self._ask(known, rows, spec, more=True)
         if answers is not None and len(answers.weighings) == known.weights.weighers:
             passed = np.searchsorted(known.rows, rows[answers.rows]).tolist()

@@ -18,8 +18,8 @@ __all__ = ["LeastWasteWeigher"]
 class LeastWasteWeigher(AggregateWeigher):
     """Prefers nodes on which the request leaves no scarce resource unused; ``[weigher_least_waste] multiplier``.
 
-    A resource class is scarce for a request when some of the nodes that passed have it, others do not, and the request does not ask
-    for it: a GPU, for a request of processors and memory alone. A node wastes what is free of such classes. Every node that wastes
+    A resource class is scarce for a request if some nodes of the fleet have it, others do not, and the request does not ask for
+    it: a GPU, for a request of processors and memory alone. A node wastes what is free of such classes. Every node that wastes
     something ranks below every node that wastes nothing, and among those that do, less is better. Nodes whose scarce resources are
     all used waste nothing. Metadata: ``least_waste_weight_multiplier``.
     """
@@ -50,25 +50,16 @@ class LeastWasteWeigher(AggregateWeigher):
 
     @override
     def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Floats:
-        wasted: Floats = np.zeros(len(rows))
-        classes = 0
-        for name in _scarce(fleet, spec):
-            capacity = fleet.capacity(name)[rows]
-            there = capacity > 0
-            if there.all() or not there.any():
-                continue
-            classes += 1
-            # Each class counts by its share of the largest node, so that bytes do not outweigh devices.
-            wasted += np.maximum(fleet.free(name)[rows], 0.0) / capacity.max()
-        if not classes:
-            return wasted
+        scarce, wasted = _scarce(fleet, spec), np.zeros(len(rows))
+        for name in scarce:
+            free = np.maximum(fleet.free(name)[rows], 0.0)
+            # Below 1 for any amount, so that bytes do not outweigh devices. A share of the largest node shown would make the weight
+            # of a node depend on the others.
+            wasted += free / (free + 1.0)
         # Half of the range separates nodes that waste something from those that waste nothing.
-        return np.where(wasted > 0, 1.0 + wasted / classes, 0.0)
+        return np.where(wasted > 0, 1.0 + wasted / max(1, len(scarce)), 0.0)
 
 
 def _scarce(fleet: Fleet, spec: RequestSpec) -> Sequence[str]:
-    """Returns the scarce classes of the fleet that the request does not ask for.
-
-    A class that is not scarce in the fleet is not scarce among some of its nodes either.
-    """
+    """Returns the scarce classes of the fleet that the request does not ask for."""
     return [name for name in fleet.scarce_classes if name not in spec.flavor.resources]

@@ -124,7 +124,7 @@ class TestMetricsErrors(unittest.TestCase):
 
 
 class TestLeastWaste(unittest.TestCase):
-    """It compares the nodes that passed with each other, so that no weight can be said of one node alone."""
+    """Its weights depend on the scarce classes of the fleet, which one node alone does not show."""
 
     def setUp(self) -> None:
         made: Any = WEIGHERS.load("least_waste").plugin
@@ -144,9 +144,10 @@ class TestLeastWaste(unittest.TestCase):
         for fleet, rows, spec, weights in self.cases():
             scarce = {
                 name
-                for row in rows
+                for row in range(fleet.size)
                 for name in fleet.host_state(row).capacity
-                if name not in spec.flavor.resources and any(name not in fleet.host_state(r).capacity for r in rows)
+                if name not in spec.flavor.resources
+                and any(name not in fleet.host_state(other).capacity for other in range(fleet.size))
             }
             wasting = [any(fleet.host_state(row).free.get(name, 0) > 0 for name in scarce) for row in rows]
             for wastes, weight in zip(wasting, weights, strict=True):
@@ -182,6 +183,14 @@ class TestLeastWaste(unittest.TestCase):
             self.assertEqual(weights[others].tolist(), after[others].tolist())
             compared += (weights != after).any()
         self.assertGreater(compared, 20)
+
+    def test_a_weight_does_not_depend_on_the_other_rows(self) -> None:
+        compared = 0
+        for fleet, rows, spec, weights in self.cases():
+            whole = self.weigher.weigh_rows(fleet, fleet.all_rows, spec)
+            self.assertEqual(whole[rows].tolist(), weights.tolist())
+            compared += weights.any() and len(rows) < fleet.size
+        self.assertGreater(compared, 50)
 
     def place(self, fleet: Any, row: int) -> tuple[str, str]:
         return fleet.nodes[row].host, fleet.nodes[row].name

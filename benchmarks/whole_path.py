@@ -2,10 +2,11 @@
 """Processor time of whole requests by role, printed as one JSON object.
 
 ``python benchmarks/whole_path.py [--hosts 1523] [--creates 400] [--clients 8] [--idle 60] [--schedulers 1] [--agents 2]
-[--bulk 1] [--open] [--keep]``
+[--bulk 1] [--flavors 1] [--open] [--keep]``
 
 Starts ``moorage up`` on SQLite in an empty folder, imports a fleet, leaves it idle, creates instances, waits until all are built,
-and deletes them (not with ``--keep``). ``--bulk`` has each request create so many alike. Printed for each phase: processor
+and deletes them (not with ``--keep``). ``--bulk`` has each request create so many alike, ``--flavors`` has the requests take turns
+at so many flavors: requests for different flavors are not ranked together. Printed for each phase: processor
 milliseconds of each role (per node, per minute, per instance), the instances per second until the last answer (``per_s``) and until
 all are built or gone (``done_per_s``), and the times that clients saw of their requests.
 
@@ -59,7 +60,6 @@ CONF = """
 report_interval = 5
 service_down_time = 120
 """
-FLAVOR = {"flavorid": "small", "resources": {"VCPU": 1, "MEMORY_MB": 256}}
 #: Nodes that one request imports.
 PAGE = 1000
 #: Seconds in which roles end what they do at their start, and schedulers read the imported fleet.
@@ -222,13 +222,14 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def requests(
-    plane: Plane, senders: Sequence[Sender], phase: str, of_each: Sequence[str], bulk: int = 1
+    plane: Plane, senders: Sequence[Sender], phase: str, of_each: Sequence[str], bulk: int = 1, flavors: int = 1
 ) -> dict[str, Any]:
     """Create instances of these names or delete those of these uuids; what each costs."""
 
     def create(sender: Sender, of: str) -> None:
         many = {} if bulk == 1 else {"count": bulk}
-        sender.send("POST", "/instances", {"name": of, "flavor": FLAVOR, **many})
+        kind = flavor(int(of.rpartition("-")[2]) % flavors)
+        sender.send("POST", "/instances", {"name": of, "flavor": kind, **many})
 
     def delete(sender: Sender, of: str) -> None:
         sender.send("DELETE", f"/instances/{of}")
@@ -250,6 +251,11 @@ def requests(
     }
 
 
+def flavor(number: int = 0) -> dict[str, Any]:
+    """One of many small flavors."""
+    return {"flavorid": f"small-{number}", "resources": {"VCPU": 1, "MEMORY_MB": 256 + number}}
+
+
 def made(client: Client) -> list[str]:
     """The uuids of all instances. The API has chosen them, as it does for users: those that clients draw cost a tenth more."""
     return [each["uuid"] for each in client.instances()]
@@ -265,7 +271,7 @@ def open_loop(plane: Plane, senders: Sequence[Sender], rate: float, seconds: flo
     def create(sender: Sender, of: str) -> None:
         moment = began + moments[int(of)]
         time.sleep(max(0.0, moment - time.monotonic()))
-        sender.send("POST", "/instances", {"name": of, "flavor": FLAVOR})
+        sender.send("POST", "/instances", {"name": of, "flavor": flavor()})
         taken.append(time.monotonic() - moment)
 
     taken: list[float] = []
@@ -317,7 +323,7 @@ def measure(plane: Plane, arguments: argparse.Namespace) -> dict[str, Any]:
     requests(plane, senders, "create", [f"warm-{number}" for number in range(10 * len(senders))])
     requests(plane, senders, "delete", made(client))
     names = [f"instance-{number}" for number in range(arguments.creates // arguments.bulk)]
-    found["create"] = requests(plane, senders, "create", names, arguments.bulk)
+    found["create"] = requests(plane, senders, "create", names, arguments.bulk, arguments.flavors)
     if arguments.open:
         found["open"] = capacity(plane, senders)
     if not arguments.keep:
@@ -345,6 +351,7 @@ def main() -> None:
     parser.add_argument("--schedulers", type=int, default=1)
     parser.add_argument("--agents", type=int, default=2)
     parser.add_argument("--bulk", type=int, default=1, help="instances that each request creates")
+    parser.add_argument("--flavors", type=int, default=1, help="flavors that requests take turns at")
     parser.add_argument("--open", action="store_true", help="find the capacity, and the times at half of it")
     parser.add_argument("--keep", action="store_true", help="do not delete what was created")
     parser.add_argument("--conf", default="", help="more lines of the configuration")

@@ -113,22 +113,20 @@ class AlikeRequests:
         #: How many requests the answers have served, and how many are expected while the next answers are kept.
         self._served = self._expected = 0
 
-    @property
-    def kept(self) -> int:
-        """Returns about how many nodes there are answers. Forgets those that have expired some time ago."""
-        if self._known is not None and self._expired_for(self._known) >= _KEPT:
+    def count_kept(self) -> int:
+        """Returns about how many nodes answers are kept. Drops answers that expired some time ago."""
+        if self._known is not None and self._clock.monotonic() >= self._known.until + _KEPT:
             self._known, self._expected = None, 0
         return 0 if self._known is None else len(self._known.rows)
-
-    def _expired_for(self, known: _Known) -> float:
-        return self._clock.monotonic() - known.until
 
     def begin(self, count: int) -> None:
         """Begins a set of so many requests."""
         self._left, self._current, self._foresees = count, False, True
-        if not self.kept or (known := self._known) is None:
+        self.count_kept()
+        known = self._known
+        if known is None:
             return
-        if self._expired_for(known) >= 0.0:
+        if self._clock.monotonic() >= known.until:
             self._known, self._expected = None, self._served
         elif known.requests < count:
             # A sample was used up early.
@@ -263,7 +261,7 @@ class AlikeSets:
         self._ranker = ranker
         self._view = view
         self._clock = clock
-        #: What was used last is last.
+        #: By the time when they were asked last, the earliest first.
         self._kept: list[AlikeRequests] = []
 
     def divide(self, works: Sequence[Placement]) -> Iterator[tuple[AlikeRequests, Sequence[int]]]:
@@ -295,8 +293,8 @@ class AlikeSets:
         return each
 
     def _forget(self) -> None:
-        """Forgets what was used longest ago, until the answers are about few enough nodes."""
-        sizes = [each.kept for each in self._kept]
+        """Drops the kinds that were asked longest ago, until the answers are about at most :data:`_NODES` nodes."""
+        sizes = [each.count_kept() for each in self._kept]
         total, first = sum(sizes), 0
         while total > _NODES:
             total -= sizes[first]

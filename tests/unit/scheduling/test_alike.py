@@ -441,9 +441,9 @@ class AlikeTests(unittest.TestCase):
             return requests
 
         kinds = [ask(name) for name in "abc"]
-        size = kinds[0].kept
+        size = kinds[0].count_kept()
         self.assertGreater(size, 10)
-        self.assertEqual([size] * 3, [each.kept for each in kinds])
+        self.assertEqual([size] * 3, [each.count_kept() for each in kinds])
         with mock.patch.object(alike_module, "_NODES", 2 * size):
             self.assertIs(kinds[2], ask("c"))
             self.assertIs(kinds[1], ask("b"))
@@ -452,9 +452,9 @@ class AlikeTests(unittest.TestCase):
             self.assertIsNot(kinds[1], ask("b"))
         kept = ask("c")
         clock.advance(1.5)
-        self.assertEqual(size, kept.kept)
+        self.assertEqual(size, kept.count_kept())
         clock.advance(1.0)
-        self.assertEqual(0, kept.kept)
+        self.assertEqual(0, kept.count_kept())
 
     def work(self, policy: SchedulingPolicy, spec: RequestSpec) -> Placement:
         return Placement(policy, spec, Decision("r", spec), mock.Mock(), None, "r", 1)

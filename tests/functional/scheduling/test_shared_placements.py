@@ -20,9 +20,9 @@ from moorage.db.tables import events
 from moorage.gathering import Gathered, Gathering
 from moorage.rpc import wire
 from moorage.scheduling import shared_placements
+from moorage.scheduling.alike import AlikeRequests
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.placement import Placement, Selection
-from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.scheduler import Scheduler
 from tests.functional.scheduling.plane import Plane
 from tests.servers import wait_until
@@ -136,16 +136,16 @@ class SharedPlacementTests(unittest.TestCase):
 
     def test_one_that_is_refused_or_fails_undoes_no_other(self) -> None:
         requests = [self.plane.request(vcpus) for vcpus in (1, 500, 2, 1)]
-        poison, rank = requests[3]["uuid"], Ranker.rank
+        poison, rank = requests[3]["uuid"], AlikeRequests.rank
 
-        def failing(ranker: Ranker, policy: Any, spec: RequestSpec, *more: Any) -> Any:
+        def failing(alike: AlikeRequests, spec: RequestSpec, refused: Any) -> Any:
             if spec.instance_uuid == poison:
                 raise errors.PluginFailed(
                     f"A filter raised for {getattr(oslo_context.get_current(), 'request_id', None)}."
                 )
-            return rank(ranker, policy, spec, *more)
+            return rank(alike, spec, refused)
 
-        with mock.patch.object(Ranker, "rank", failing):
+        with mock.patch.object(AlikeRequests, "rank", failing):
             small, large, medium, bad = self.together(*requests)
         self.assertEqual(1, len(self.sets))
         self.assertIsInstance(large.exception(), errors.NoValidHost)

@@ -25,7 +25,7 @@ __all__ = [
     "json_text",
     "names_of",
     "new_metadata",
-    "only_where",
+    "partial_index",
     "source_of",
 ]
 
@@ -48,8 +48,8 @@ NAMING = {
 INNODB: Mapping[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
 
 
-def only_where(condition: str) -> Mapping[str, Any]:
-    """Returns the arguments of an index that has only the rows for which a condition holds, in ``sa.Index`` and in migrations.
+def partial_index(condition: str) -> Mapping[str, Any]:
+    """Returns the arguments of a partial index, for ``sa.Index`` and ``op.create_index``: it has the rows that meet the condition.
 
     A change of another row does not write the index. SQLite and PostgreSQL use it for a statement only if the conditions of the
     statement imply this one, whatever its parameters are: ``column > :value`` implies ``column IS NOT NULL``, but a comparison with

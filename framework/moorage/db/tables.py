@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from moorage.db.schema import BigId, JsonText, Micros, core_metadata, exact, only_where
+from moorage.db.schema import BigId, JsonText, Micros, core_metadata, exact, partial_index
 
 __all__ = ["event_sequence", "events"]
 
 #: Readers see numbered events only. The sequencer pays for the indexes of their filters, and not the transaction of a change
 #: (MariaDB has no such indexes).
-_NUMBERED = only_where("number IS NOT NULL")
+_NUMBERED = partial_index("number IS NOT NULL")
 
 #: The journal: one row for each recorded change. ``number`` is NULL until a sequencer has numbered the row.
 events = sa.Table(

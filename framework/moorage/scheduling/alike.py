@@ -35,7 +35,7 @@ from moorage.scheduling.weights import KeptWeights
 
 __all__ = ["AlikeRequests", "AlikeSets", "what_is_asked"]
 
-#: Kinds of requests whose answers are kept, and about how many nodes in all. Answers about a node take 60 bytes or more.
+#: Kinds of requests whose answers are kept, and nodes that these answers cover in all at most. Each takes 60 bytes or more.
 _KINDS, _NODES = 64, 1 << 20
 #: Groups of requests alike that a further request of a set is compared with.
 _GROUPS = 16
@@ -58,7 +58,7 @@ _owner = operator.attrgetter(*_OWNER)
 
 
 def what_is_asked(spec: RequestSpec, *, ignores_owner: bool = False) -> tuple[Any, ...]:
-    """Returns all fields of a request but the uuid and name of the instance. They are equal for requests alike.
+    """Returns what a request asks for: all its fields but the uuid and name of the instance. It is equal for requests alike.
 
     :param ignores_owner: leave out the project and the user too.
     """
@@ -88,6 +88,10 @@ class _Known:
     requests: float
     later: dict[int, Sequence[float]] = field(default_factory=dict)
 
+    def nested(self, rows: Rows) -> Mask:
+        """Returns which rows of the view are of nodes with several providers. Fleets that have such nodes are not sampled."""
+        return np.zeros(len(rows), dtype=np.bool_) if isinstance(self.fleet, Sample) else self.fleet.nested[rows]
+
 
 class AlikeRequests:
     """Ranks nodes for requests alike, set after set. Used by one thread at a time.
@@ -113,16 +117,20 @@ class AlikeRequests:
         #: How many requests the answers have served, and how many are expected while the next answers are kept.
         self._served = self._expected = 0
 
-    def count_kept(self) -> int:
-        """Returns about how many nodes answers are kept. Drops answers that expired some time ago."""
+    @property
+    def kept(self) -> int:
+        """Returns the number of nodes that passed and whose answers are kept."""
+        return 0 if self._known is None else len(self._known.rows)
+
+    def drop_expired(self) -> None:
+        """Drops answers that expired so long ago that they say nothing about the rate of requests either."""
         if self._known is not None and self._clock.monotonic() >= self._known.until + _KEPT:
             self._known, self._expected = None, 0
-        return 0 if self._known is None else len(self._known.rows)
 
     def begin(self, count: int) -> None:
         """Begins a set of so many requests."""
         self._left, self._current, self._foresees = count, False, True
-        self.count_kept()
+        self.drop_expired()
         known = self._known
         if known is None:
             return
@@ -194,7 +202,7 @@ class AlikeRequests:
             return None
         if isinstance(known.fleet, Sample):
             changed = changed[_within(changed, known.fleet.rows)]
-        elif known.fleet.nested[changed].any():
+        if known.nested(changed).any():
             # The whole fleet shows what is used of the providers below a node, and of the pools that it shares with others.
             return None
         if not len(changed):
@@ -228,8 +236,7 @@ class AlikeRequests:
         # The number of nodes hardly counts: those that this set does not take serve the next ones.
         places, _ = known.weights.best(max(2 * len(likely), _FORESEEN))
         rows = np.sort(known.rows[places])
-        if not isinstance(known.fleet, Sample):
-            rows = rows[~known.fleet.nested[rows]]
+        rows = rows[~known.nested(rows)]
         answers = self._ask(known, rows, spec, more=True)
         if answers is not None and len(answers.weighings) == known.weights.weighers:
             passed = np.searchsorted(known.rows, rows[answers.rows]).tolist()
@@ -293,8 +300,10 @@ class AlikeSets:
         return each
 
     def _forget(self) -> None:
-        """Drops the kinds that were asked longest ago, until the answers are about at most :data:`_NODES` nodes."""
-        sizes = [each.count_kept() for each in self._kept]
+        """Drops expired answers, and the least recently asked kinds until the answers cover at most :data:`_NODES` nodes."""
+        for each in self._kept:
+            each.drop_expired()
+        sizes = [each.kept for each in self._kept]
         total, first = sum(sizes), 0
         while total > _NODES:
             total -= sizes[first]

@@ -40,6 +40,7 @@ T = TypeVar("T")
 _EVERYWHERE = slice(None)
 _BULK = {"mask_rows", "filter_rows"}
 _SEE_FLEET = {"prepare", *_BULK}
+_JUDGE = {"host_passes", *_SEE_FLEET}
 _WEIGH = {"weigh_rows", "row_multipliers", "multiplier"}
 #: While more than one of so many nodes is left, they are kept as a yes or no for each, which costs less than a list of them.
 _WIDE = 8
@@ -235,12 +236,8 @@ class Pipeline:
         #: The plugins without a declaration that they ignore whose request it is. While there are any, no answer holds for another
         #: project or user.
         self.reads_owner = (
-            *(
-                each.name
-                for each in filters
-                if not _ignores_owner(each.plugin, HostFilter, {"host_passes", *_SEE_FLEET})
-            ),
-            *(each.name for each in weighers if not _ignores_owner(each.plugin, HostWeigher, _WEIGH)),
+            *(each.name for each in filters if not _declares(each.plugin, HostFilter, "ignores_owner", _JUDGE)),
+            *(each.name for each in weighers if not _declares(each.plugin, HostWeigher, "ignores_owner", _WEIGH)),
         )
         self._rebuilding = tuple(each for each in filters if each.plugin.RUN_ON_REBUILD)
 
@@ -482,11 +479,6 @@ def _spreads(plugin: HostWeigher) -> bool:
 def _weighs_alone(plugin: HostWeigher) -> bool:
     """Returns whether the weigher declares ``weighs_alone``."""
     return _declares(plugin, HostWeigher, "weighs_alone", _WEIGH)
-
-
-def _ignores_owner(plugin: HostFilter | HostWeigher, base: type, methods: Collection[str]) -> bool:
-    """Returns whether the plugin declares ``ignores_owner``."""
-    return _declares(plugin, base, "ignores_owner", methods)
 
 
 def _declares(plugin: object, base: type, name: str, otherwise: Collection[str]) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines the data of a request while a scheduler decides it, and the answer to it."""
+"""Defines the state of a request during its scheduling decision, and the result of the decision."""
 
 from __future__ import annotations
 

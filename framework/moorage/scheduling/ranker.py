@@ -210,6 +210,6 @@ class Ranker:
         return self._view.snapshot()
 
     def _read_silent(self) -> None:
-        """Reads the instances of hosts whose agents send no messages, where they were read too long ago."""
+        """Reads the instances of hosts whose agents send no messages again, if the last reading is too old."""
         if self._freshen is not None:
             self._freshen(self._view.rows_of_host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from moorage.db.schema import BigId, JsonText, Micros, Uuid, exact, only_where
+from moorage.db.schema import BigId, JsonText, Micros, Uuid, exact, partial_index
 from moorage_plugins.schema import plugins_metadata
 
 __all__ = ["instances"]
@@ -47,6 +47,6 @@ instances = sa.Table(
     sa.Index("ix_instances_host", "host", "uuid"),
     sa.Index("ix_instances_node", "node_uuid"),
     # Few instances have these.
-    sa.Index("ix_instances_server_group", "server_group", **only_where("server_group <> ''")),
-    sa.Index("ix_instances_destination", "destination_uuid", **only_where("destination_uuid <> ''")),
+    sa.Index("ix_instances_server_group", "server_group", **partial_index("server_group <> ''")),
+    sa.Index("ix_instances_destination", "destination_uuid", **partial_index("destination_uuid <> ''")),
 )

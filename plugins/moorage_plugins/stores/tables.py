@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from moorage.db.schema import BigId, Micros, Uuid, exact, only_where
+from moorage.db.schema import BigId, Micros, Uuid, exact, partial_index
 from moorage_plugins.schema import plugins_metadata
 
 __all__ = [
@@ -117,8 +117,8 @@ consumers = sa.Table(
     sa.UniqueConstraint("uuid", name="uq_consumers_uuid"),
     sa.Index("ix_consumers_project_id", "project_id", "counted", "user_id"),
     # Few consumers have these.
-    sa.Index("ix_consumers_counts_with", "counts_with", **only_where("counts_with IS NOT NULL")),
-    sa.Index("ix_consumers_expires_at", "expires_at", **only_where("expires_at IS NOT NULL")),
+    sa.Index("ix_consumers_counts_with", "counts_with", **partial_index("counts_with IS NOT NULL")),
+    sa.Index("ix_consumers_expires_at", "expires_at", **partial_index("expires_at IS NOT NULL")),
 )
 
 allocations = sa.Table(

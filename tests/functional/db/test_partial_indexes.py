@@ -13,6 +13,7 @@ from moorage.testing import database
 from moorage_plugins.compute import instances
 from moorage_plugins.stores import quota_enforcement, statements
 from tests.functional.databases import PostgresqlCase
+from tests.plans import plan_of
 
 #: Index -> the statements that must find their rows by it, with their parameters.
 USES: dict[str, list[tuple[Any, dict[str, Any]]]] = {
@@ -55,17 +56,10 @@ class PartialIndexTests(unittest.TestCase):
 
     def plan(self, statement: Any, parameters: dict[str, Any]) -> str:
         with self.database.read() as tx:
-            verb = "EXPLAIN QUERY PLAN"
             if tx.dialect.name == "postgresql":
                 # A table without rows is read as a whole otherwise.
                 tx.exec_driver_sql("SET LOCAL enable_seqscan = off").close()
-                verb = "EXPLAIN"
-            filled = statement.compile(dialect=tx.dialect).construct_expanded_state(parameters)
-            positions = filled.positiontup
-            given: Any = (
-                filled.parameters if positions is None else tuple(filled.parameters[name] for name in positions)
-            )
-            return str(tx.exec_driver_sql(f"{verb} {filled.statement}", given).all())
+            return plan_of(tx, statement, parameters)
 
     def definition(self, tx: sa.Connection, index: str) -> str:
         query = "SELECT sql FROM sqlite_master WHERE name = :name"

@@ -28,6 +28,7 @@ from moorage.journal.reader import EventFilter, JournalReader
 from moorage.journal.sequencer import Sequencer
 from moorage.journal.tail import Tail
 from moorage.testing.database import empty_tables
+from tests.plans import plan_of
 from tests.servers import wait_until
 
 METADATA = new_metadata()
@@ -312,12 +313,8 @@ class JournalTests(JournalCase):
 
     def plan(self, statement: sa.Select[Any], given: dict[str, Any]) -> str:
         """What the database says of how it reads a page."""
-        verb = "EXPLAIN QUERY PLAN" if self.database.dialect == "sqlite" else "EXPLAIN"
         with self.database.read() as tx:
-            compiled = statement.compile(dialect=tx.dialect)
-            values = compiled.construct_params(given)
-            parameters: Any = tuple(values[name] for name in compiled.positiontup or ()) or values
-            return str(tx.exec_driver_sql(f"{verb} {compiled}", parameters).all())
+            return plan_of(tx, statement, given)
 
     def test_writers_and_sequencers_in_a_race_make_one_order(self) -> None:
         """Four writers roll some changes back, two sequencers without a lease, three readers that page all the time."""

@@ -3,7 +3,7 @@
 
 from alembic import op
 
-from moorage.db.schema import only_where
+from moorage.db.schema import partial_index
 
 revision = "0016"
 down_revision = "0015"
@@ -22,4 +22,4 @@ def upgrade() -> None:
         ("ix_instances_destination", "instances", "destination_uuid", "destination_uuid <> ''"),
     ):
         op.drop_index(name, table_name=table)
-        op.create_index(name, table, [column], unique=False, **only_where(condition))
+        op.create_index(name, table, [column], unique=False, **partial_index(condition))

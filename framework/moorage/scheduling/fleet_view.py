@@ -420,7 +420,7 @@ class FleetView:
         if row is not None and not self._homeless and not record.server_group and self._index.add(record, row):
             # What happens all the time.
             host.digest = None
-            self._note(row, record, 1)
+            self._note(row, None, record)
             return
         self._change(record, self._index.row_of(record.uuid), row)
 
@@ -452,8 +452,7 @@ class FleetView:
                 if known.server_group != record.server_group:
                     self._group(known, record)
                 return
-            self._note(row, known, -1)
-            self._note(row, record, 1)
+            self._note(row, known, record)
             self._group(known, record)
             return
         if before is not None or uuid in self._homeless:
@@ -466,7 +465,7 @@ class FleetView:
             self._homeless[uuid] = record
             return
         index.put(record, row)
-        self._note(row, record, 1)
+        self._note(row, None, record)
         self._group(None, record)
 
     def _remove(self, uuid: str) -> bool:
@@ -478,7 +477,7 @@ class FleetView:
             return homeless is not None
         row, record = found
         self._host(record.host).digest = None
-        self._note(row, record, -1)
+        self._note(row, record, None)
         if record.server_group:
             self._group(record, None)
         return True
@@ -495,12 +494,17 @@ class FleetView:
 
     # -- from changes to columns ----------------------------------------------------------------------------------
 
-    def _note(self, row: int, record: InstanceRecord, sign: int) -> None:
-        """Notes one more (or less) instance of its kind on the row."""
-        kind = self._kind(record)
+    def _note(self, row: int, before: InstanceRecord | None, after: InstanceRecord | None) -> None:
+        """Notes that the row has an instance of another kind than before; None: it has one less, or one more."""
         self._changed_rows.append(row)
-        self._noted_rows.append(row)
-        self._noted_kinds.append(kind if sign > 0 else ~kind)
+        if before is not None:
+            kind = self._kind(before)
+            self._noted_rows.append(row)
+            self._noted_kinds.append(~kind)
+        if after is not None:
+            kind = self._kind(after)
+            self._noted_rows.append(row)
+            self._noted_kinds.append(kind)
         self._fold_if_many()
 
     def _note_new(self, records: Sequence[InstanceRecord], rows: Sequence[int]) -> None:

@@ -116,10 +116,12 @@ def with_held_resources(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _held_of(body: Mapping[str, Any]) -> HeldResources:
-    flavor = body.get("flavor") or {}
+    flavor, image = body.get("flavor") or EMPTY, body.get("image")
     given = GivenResources(flavor.get("resources", {}))
-    extra_specs, properties = flavor.get("extra_specs") or {}, (body.get("image") or {}).get("properties") or {}
-    return held_resources(given, extra_specs, properties)
+    extra_specs, properties = flavor.get("extra_specs"), image.get("properties") if image else None
+    if not extra_specs and not properties:
+        return HeldResources(given)
+    return held_resources(given, extra_specs or EMPTY, properties or EMPTY)
 
 
 def held_resources(

@@ -387,8 +387,8 @@ class Scheduler:
 
     def _limits(self, work: Placement, fleet: Snapshot, row: int) -> Mapping[str, Any]:
         """What the filters promise of a node; nothing where they were not asked."""
-        if unfiltered(work.spec):
-            return {}
+        if not work.policy.pipeline.promises or unfiltered(work.spec):
+            return EMPTY
         return work.policy.pipeline.limits(work.policy.guard, fleet, row, self._ranker.with_members(work.spec, ()))
 
     def _earlier(self, fleet: Snapshot, ranking: Ranking, work: Placement) -> Selection:

@@ -452,9 +452,13 @@ class ComputeInstances(InstanceStore, Reassignable):
                 removals.setdefault(each.token, []).append(each.uuid)
                 continue
             plain = _plain(each.values)
-            given = {f"to_{name}": _as_text(value) for name, value in plain.items()}
-            given |= {"of_uuid": each.uuid, "token": each.token}
-            given |= {} if each.fence is None else {"seen_fence": each.fence}
+            # A statement for sets takes JSON as :class:`JsonText` writes it.
+            given = {
+                f"to_{name}": json_text(value) if isinstance(value, dict) else value for name, value in plain.items()
+            }
+            given["of_uuid"], given["token"] = each.uuid, each.token
+            if each.fence is not None:
+                given["seen_fence"] = each.fence
             changes.setdefault((frozenset(plain), each.fence is not None), []).append(given)
         by_uuid = {each.uuid: each for each in writes}
         for form, rows in changes.items():
@@ -567,11 +571,6 @@ def _record_rows(transaction: Any, what: str, rows: Iterable[Any], by_uuid: Mapp
         write = by_uuid[row.uuid]
         with acting_for(write.context):
             _record_row(transaction, what, row, write.token)
-
-
-def _as_text(value: Any) -> Any:
-    """A value of a statement for sets, which takes JSON as :class:`JsonText` writes it."""
-    return json_text(value) if isinstance(value, dict) else value
 
 
 def _record_row(transaction: Any, what: str, row: Any, version: int, **other: Any) -> None:

@@ -189,17 +189,21 @@ class SimulatedDriver(ComputeDriver):
 
         :param others: folders of further hosts.
         """
+        locked: list[int] = []
         try:
-            with contextlib.ExitStack() as locks:
-                # In one order, so that two moves do not wait for each other.
-                for folder in sorted({self._folder, *others}):
-                    locks.enter_context(_locked(folder))
-                yield
+            # In one order, so that two moves do not wait for each other.
+            for folder in sorted({self._folder, *others}):
+                locked.append(os.open(folder, os.O_RDONLY))
+                fcntl.flock(locked[-1], fcntl.LOCK_EX)
+            yield
         except OSError as error:
             LOG.error("The folder %s failed: %s", self._folder, error)
             raise DriverError(
                 f"the hypervisor's folder failed ({error.strerror}); the log of the agent names it"
             ) from error
+        finally:
+            for descriptor in locked:
+                os.close(descriptor)
 
 
 def _started(now: _Content) -> _Content:
@@ -241,16 +245,6 @@ def _convert(folder: str) -> None:
             with contextlib.suppress(FileExistsError):
                 os.symlink(str(content), f"{folder}/{uuid}")
         shutil.rmtree(path)
-
-
-@contextlib.contextmanager
-def _locked(folder: str) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _seconds(prefix: str, extra_specs: Mapping[str, str], default: float) -> float:

@@ -13,7 +13,6 @@ takes any room or holds up anybody at a provider, and then learns that it is one
 
 from __future__ import annotations
 
-import collections
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -567,13 +566,18 @@ class SqlAllocationLedger(SqlHoldings):
         """
         rounds: list[list[Mapping[str, int]]] = []
         for number, plan in sorted(plans.items()):
-            amounts = collections.Counter(pair for each in plan.takes for pair in each.items())
-            seen: collections.Counter[int] = collections.Counter()
+            # Plain dictionaries: counters take a twentieth of the scheduler's time for a claim.
+            amounts: dict[tuple[int, int], int] = {}
+            for each in plan.takes:
+                for pair in each.items():
+                    amounts[pair] = amounts.get(pair, 0) + 1
+            seen: dict[int, int] = {}
             for (of_class, amount), times in sorted(amounts.items()):
-                if seen[of_class] == len(rounds):
+                place = seen.get(of_class, 0)
+                if place == len(rounds):
                     rounds.append([])
-                rounds[seen[of_class]].append({**parameters(number, {of_class: amount}), "times": times})
-                seen[of_class] += 1
+                rounds[place].append({**parameters(number, {of_class: amount}), "times": times})
+                seen[of_class] = place + 1
         statement = capacity_statements.take(1, self._step_rule, False, True)
         for rows in rounds:
             if execute_set(tx, statement, rows) != len(rows):

@@ -23,7 +23,7 @@ from sqlalchemy import event
 from typing_extensions import override
 
 import tests
-from moorage import errors
+from moorage import errors, threads
 from moorage.allocation.interface import (
     AllocationChange,
     BatchCompanion,
@@ -205,7 +205,7 @@ class CombinerTests(unittest.TestCase):
     def test_a_transaction_that_does_not_end_leaves_the_outcome_unknown(self) -> None:
         gathering = self.combiner._gathering
         gathering._patience = gathering._until_end = 0.01
-        member, woken = Member(change("a"), None), threading.Event()
+        member, woken = Member(change("a"), None), threads.Latch()
         self.assertFalse(gathering._wait(member, woken))
         self.assertFalse(member.alone)
         woken.set()
@@ -280,7 +280,7 @@ class CombinerTests(unittest.TestCase):
         member = Member(change("given up"), None)
         gathering = self.combiner._gathering
         gathering._patience = gathering._until_end = 0.01
-        self.assertFalse(gathering._wait(member, threading.Event()))
+        self.assertFalse(gathering._wait(member, threads.Latch()))
         held.set()
         for name, each in found.items():
             # One of the two gave up as well, if its wait has ended before.

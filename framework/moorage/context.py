@@ -111,8 +111,12 @@ def to_text(context: oslo_context.RequestContext | None) -> str | None:
     """Writes the fields of a context that an operation keeps, in at most 1,000 characters; None when there is no context."""
     if context is None or not context.request_id:
         return None
-    values = ((name, getattr(context, attribute, None), length) for name, (attribute, length) in _KEPT.items())
-    return _JSON({name: str(value)[:length] for name, value, length in values if value})
+    found = {}
+    for name, (attribute, length) in _KEPT.items():
+        value = getattr(context, attribute, None)
+        if value:
+            found[name] = str(value)[:length]
+    return _JSON(found)
 
 
 @functools.lru_cache(_REMEMBERED)

@@ -13,6 +13,7 @@ listener of ``before_cursor_execute`` or ``after_cursor_execute``. No other list
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -185,11 +186,40 @@ class _Form:
         sample: dict[str, Any] = dict.fromkeys(self._values)
         sample |= {name: [None] * length for name, length in zip(self._lists, lengths, strict=True)}
         state = self._compiled._process_parameters_for_postcompile(sample)
-        values = dict(self._values)
+        lists = []
         for name, key in self._lists.items():
-            for place, each in enumerate(state.parameter_expansion.get(name, ())):
-                values[each] = _element(key, place, state.processors.get(each))
-        return state.statement, self._binder(values, state.positiontup)
+            if names := state.parameter_expansion.get(name, ()):
+                lists.append((names, _list(key, len(names), state.processors.get(names[0]))))
+        if self._positional:
+            return state.statement, self._in_parts(state.positiontup or (), lists)
+        scalars = self._binder(self._values, None)
+        return state.statement, lambda given: {
+            **scalars(given),
+            **{name: value for names, read in lists for name, value in zip(names, read(given), strict=True)},
+        }
+
+    def _in_parts(self, names: Sequence[str], lists: Sequence[tuple[Sequence[str], Value]]) -> Value:
+        """Returns a function that converts the given parameters to the driver's, a whole list at a time.
+
+        :param names: the parameters in the driver's order. :param lists: names of the elements of each list, and what reads it.
+        """
+        found: list[Value] = []
+        between: list[str] = []
+        first, place = {each[0]: (len(each), read) for each, read in lists}, 0
+        while place < len(names):
+            if names[place] not in first:
+                between.append(names[place])
+                place += 1
+                continue
+            if between:
+                found.append(self._binder(self._values, between))
+                between = []
+            length, read = first[names[place]]
+            found.append(read)
+            place += length
+        if between:
+            found.append(self._binder(self._values, between))
+        return lambda given: tuple(itertools.chain.from_iterable([read(given) for read in found]))
 
 
 def _read(given: Mapping[str, Any], key: str, process: Any, constant: Any) -> Any:
@@ -225,13 +255,13 @@ def _padded(length: int) -> int:
     return length if length < 2 else 1 << (length - 1).bit_length()
 
 
-def _element(key: str, place: int, process: Any) -> Value:
-    """Reads one element of a list; the last one fills it up."""
+def _list(key: str, length: int, process: Any) -> Value:
+    """Returns a function that reads a list; its last element fills it up to the length."""
 
     def read(given: Mapping[str, Any]) -> Any:
-        values = given[key]
-        value = values[place] if place < len(values) else values[-1]
-        return value if process is None else process(value)
+        values = list(given[key])
+        values += values[-1:] * (length - len(values))
+        return values if process is None else [process(each) for each in values]
 
     return read
 

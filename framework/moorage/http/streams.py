@@ -47,8 +47,12 @@ class StreamedResponse:
         """Set the whole body, and its length if the application did not."""
         self.body = b"".join(self._written) + body if self._written else body
         bodiless = method == "HEAD" or self.status in {204, 304}
-        if not bodiless and not any(name.lower() == b"content-length" for name, _ in self.headers):
-            self.headers.append((b"content-length", str(len(self.body)).encode()))
+        length = str(len(self.body)).encode()
+        # Our own applications write it so.
+        if bodiless or (b"Content-Length", length) in self.headers:
+            return
+        if not any(name.lower() == b"content-length" for name, _ in self.headers):
+            self.headers.append((b"content-length", length))
 
     def close(self) -> None:
         """Tell the application that its body is needed no longer."""

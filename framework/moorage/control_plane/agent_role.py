@@ -143,7 +143,7 @@ class Agent:
         for loaded, service in services:
             with loaded.building():
                 endpoints += service.endpoints()
-        self._soon = threads.event()
+        self._soon, self._ending = threads.event(), threads.event()
         self._subscription: Subscription = platform.transport.serve(
             AGENTS,
             platform.name,
@@ -174,7 +174,7 @@ class Agent:
 
     @rpc_method
     def sync_instances(self, soon: bool = False) -> None:
-        """Have schedulers compare; with ``soon`` at the next sweep, so that not all agents read the store at once."""
+        """Have schedulers compare; with ``soon`` within ``[agent] sweep_interval``, so that not all agents read at once."""
         if soon:
             self._soon.set()
         else:
@@ -197,6 +197,7 @@ class Agent:
     def stop(self, drain_seconds: float) -> None:
         """Take nothing new, end what runs. The services end side by side: one that hangs takes no time of the others."""
         end = self._clock.monotonic() + drain_seconds
+        self._ending.set()
         self._subscription.stop(drain_seconds)
         for each in self._periodic:
             each.stop(end - self._clock.monotonic())
@@ -213,13 +214,15 @@ class Agent:
     def _sweeps(self, platform: Platform, seconds: float) -> list[PeriodicLoop]:
         """A thread for each service: one whose sweep fails, or hangs, holds up no other one."""
         works = [(f"sweep of {_name(service)}", service.sweep) for service in self._services]
-        works.append(("comparison of instances that was asked for", self._tell_if_asked))
         # Agents that were started together would always sweep together.
         draw = randomness.generator()
-        return [PeriodicLoop(platform, name, work, seconds, first=draw.uniform(0, seconds)) for name, work in works]
+        loops = [PeriodicLoop(platform, name, work, seconds, first=draw.uniform(0, seconds)) for name, work in works]
+        name, pause = "comparison of instances that was asked for", draw.uniform(0, seconds)
+        return [*loops, PeriodicLoop(platform, name, lambda: self._tell_soon(pause), None, wake=self._soon)]
 
-    def _tell_if_asked(self) -> None:
-        if self._soon.is_set():
+    def _tell_soon(self, pause: float) -> None:
+        """Has schedulers compare after a pause, once for all who have asked until then."""
+        if not self._clock.wait(self._ending, pause):
             self._soon.clear()
             self._tell_instances()
 

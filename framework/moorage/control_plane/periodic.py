@@ -204,15 +204,25 @@ class _Worker:
         self.runner = runner
 
 
-def _look(keeper: RingManager, began: Callable[[], float], transaction: Any) -> Callable[[], None] | None:
+def _look(
+    membership: Membership, keeper: RingManager, began: Callable[[], float], transaction: Any
+) -> Callable[[], None]:
+    """Looks at the ring. The second half is a heartbeat of the member, too."""
     try:
-        return keeper.look(began())
+        act = keeper.look(began())
     except (errors.StoreUnavailable, errors.StoreBusy):
         raise
     except errors.Unavailable as error:
         # Perhaps the backend has to write, which it cannot do in this transaction.
         LOG.debug("The ring is looked at again after this transaction: %s", error.message)
-        return keeper.step_logged
+        act = keeper.step_logged
+
+    def follow() -> None:
+        membership.step()
+        if act is not None:
+            act()
+
+    return follow
 
 
 class PeriodicWork:
@@ -252,7 +262,7 @@ class PeriodicWork:
             yield (
                 f"look at ring {number}",
                 self._conf.coordination.poll_interval,
-                functools.partial(_look, worker.keeper, began),
+                functools.partial(_look, worker.membership, worker.keeper, began),
             )
         for number, runner in enumerate(self._runners()):
             yield f"look for periodic tasks {number}", self._conf.periodic.poll, runner.look
@@ -293,18 +303,20 @@ class PeriodicWork:
         conf, platform, section = self._conf, self._platform, self._conf.coordination
         lives = _Lives(platform, conf.services.service_down_time)
         factory, probe = open_backend(conf, platform.clock, platform.database, lives)
+        self._in_database = BackendCapability.READS_DATABASE in probe.capabilities
+        interval = section.heartbeat_timeout
+        if self._in_database:
+            # Each look at the ring is a heartbeat. The thread of the member is for the time in which nobody can look.
+            interval = max(interval, conf.services.report_interval)
         for caution in probe.cautions:
             LOG.warning("[coordination] periodic_coordination_backend: %s.", caution)
         for number in range(conf.periodic.workers):
             base = MemberId(platform.identity.uuid, platform.identity.epoch, number, weight=section.weight)
-            timing = Timing(
-                section.heartbeat_timeout, section.lease_margin, section.reset_after or section.session_timeout
-            )
+            timing = Timing(interval, section.lease_margin, section.reset_after or section.session_timeout)
             membership = Membership(factory, section.group, base, platform.clock, timing)
             self._workers.append(self._worker(membership, tasks, number))
         for worker in self._workers:
             self._begin(worker.membership)
-        self._in_database = BackendCapability.READS_DATABASE in probe.capabilities
         for worker in self._workers:
             worker.membership.start()
             if not self._in_database:

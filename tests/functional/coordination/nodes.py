@@ -115,7 +115,8 @@ class Node:
             url, clock=clock, session_timeout=SESSION, call_timeout=1.5, connect_timeout=5, database=database,
             services=lives,
         )  # fmt: skip
-        timing = Timing(interval=SESSION / 8, margin=0.5, reset_after=SESSION)
+        # In the database, a look at the ring is a heartbeat.
+        timing = Timing(interval=SESSION / 8 if lives is None else SESSION, margin=0.5, reset_after=SESSION)
         member = MemberId(lives.uuid, lives.epoch) if lives else MemberId(name or uuid.uuid4().hex, 1)
         self.membership = Membership(factory, GROUP, member, clock, timing)
         settings = RingSettings(settle=0.3, poll_interval=0.2, drain=drain)
@@ -129,7 +130,7 @@ class Node:
             return
         platform: Any = types.SimpleNamespace(database=database, clock=clock)
         self._loops.append(PeriodicLoop(platform, "beats", lives.beat, SESSION / 8))
-        look_at_ring = functools.partial(periodic._look, self.keeper, self._began)
+        look_at_ring = functools.partial(periodic._look, self.membership, self.keeper, self._began)
         self._look = SharedLook(platform, {"look at the ring": (0.2, look_at_ring)}, first=0.0)
         self._loops.append(self._look)
         self._look.start()

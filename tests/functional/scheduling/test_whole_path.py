@@ -203,7 +203,7 @@ class IdleTests(unittest.TestCase):
         compute = next(each for each in agent._services if isinstance(each, ComputeAgent))
         self.works.append(("agent", compute._actual.compare, 5.0))
         worker = self.plane.roles["engine-1"]._work._workers[0]
-        self.works.append(("engine", worker.membership.step, 1.0))
+        self.works.append(("engine", worker.membership.step, worker.membership._timing.interval))
 
     def minute(self) -> dict[str, Counts]:
         """Everything that the threads of the roles do in a minute."""
@@ -245,4 +245,4 @@ class IdleTests(unittest.TestCase):
         wakes = dict.fromkeys(counts, 0.0)
         for role, _, seconds in self.works:
             wakes[role] += 60 / seconds
-        self.assertEqual({"agent": 66.5, "api": 12.0, "engine": 126.0, "scheduler": 69.0}, wakes)
+        self.assertEqual({"agent": 54.5, "api": 12.0, "engine": 72.0, "scheduler": 69.0}, wakes)

@@ -80,7 +80,7 @@ def new_ordered_uuid(seconds: float) -> str:
     :param seconds: since the Unix epoch. The UUID says when it was made, so it is no secret.
     """
     moment = f"{int(seconds * 1000):012x}"
-    return f"{moment[:8]}-{moment[8:]}-7{new_uuid()[15:]}"
+    return f"{moment[:8]}-{moment[8:]}-7{_source.new_uuid()[15:]}"
 
 
 def new_hex() -> str:

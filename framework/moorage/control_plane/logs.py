@@ -162,8 +162,10 @@ class _JointWrites(stdlib_logging.Handler):
             return
         if isinstance(self._inner, stdlib_handlers.WatchedFileHandler):
             self._inner.reopenIfNeeded()
-        self._inner.stream.write(_encodable("".join(lines)))
-        self._inner.flush()
+        stream = self._inner.stream
+        stream.write(_encodable("".join(lines)))
+        # The handler would take its lock, which this thread has.
+        stream.flush()
 
 
 class _InfoLines:

@@ -30,27 +30,20 @@ class Job(Generic[R]):
 
     :param leases: the lease of each operation, in the order in which they end; the last belongs to the resource that was asked for.
     :param item: what :meth:`Work.take` read together with the leases.
+    :ivar lease: the lease of the resource that was asked for. ``key``: type and id of that resource.
     """
 
-    __slots__ = ("_check", "context", "item", "leases", "unknown")
+    __slots__ = ("_check", "context", "item", "key", "lease", "leases", "unknown")
 
     def __init__(self, leases: Sequence[Lease], item: Any = None) -> None:
         self.leases = tuple(leases)
+        self.lease = self.leases[-1]
+        self.key: Key = self.lease.resource_type, self.lease.resource_id
         self.item = item
         self.context: oslo_context.RequestContext | None = None
         #: An earlier commit has an unknown outcome, so that the job may be written already.
         self.unknown = False
         self._check: Callable[[Job[Any]], None] = lambda job: None
-
-    @property
-    def lease(self) -> Lease:
-        """The lease of the resource that was asked for."""
-        return self.leases[-1]
-
-    @property
-    def key(self) -> Key:
-        """Type and id of the resource that was asked for."""
-        return self.lease.resource_type, self.lease.resource_id
 
     def check(self) -> None:
         """Returns while the work may go on; cheap, asks no server. Only the fenced finish is certain.

@@ -296,7 +296,7 @@ class Application:
 
     def _encode(self, body: Any) -> Any:
         # Most bodies are plain data; to look for an iterator takes longer than for all other types.
-        if body is None or not isinstance(body, dict | list) and isinstance(body, bytes | Iterator):
+        if body is None or (not isinstance(body, dict | list) and isinstance(body, bytes | Iterator)):
             return body
         return _JSON_TEXT(body).encode()
 

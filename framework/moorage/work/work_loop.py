@@ -45,7 +45,7 @@ from moorage.work.job import Finished, Job, Key, Stopped, Work, WorkObserver, Wo
 
 __all__ = ["WorkLoop"]
 
-#: The adapter of oslo.log would take a fifth of the time of a line, and each request has one.
+#: The adapter of oslo.log would take a fifth of the time of a line, and each operation has one.
 LOG = logging.getLogger(__name__)
 R = TypeVar("R")
 #: Seconds before a transaction is tried again after the store was away.

@@ -96,6 +96,10 @@ class Agent:
     binary = "agent"
     owns_work = True
 
+    def __init__(self) -> None:
+        #: Set when a comparison of instances was asked for, and when the agent ends.
+        self._soon, self._ending = threads.event(), threads.event()
+
     def start(self, platform: Platform, conf: cfg.ConfigOpts) -> None:
         """Finish what an earlier epoch left, then serve."""
         self._clock = platform.clock
@@ -143,7 +147,6 @@ class Agent:
         for loaded, service in services:
             with loaded.building():
                 endpoints += service.endpoints()
-        self._soon, self._ending = threads.event(), threads.event()
         self._subscription: Subscription = platform.transport.serve(
             AGENTS,
             platform.name,
@@ -218,13 +221,14 @@ class Agent:
         draw = randomness.generator()
         loops = [PeriodicLoop(platform, name, work, seconds, first=draw.uniform(0, seconds)) for name, work in works]
         name, pause = "comparison of instances that was asked for", draw.uniform(0, seconds)
-        return [*loops, PeriodicLoop(platform, name, lambda: self._tell_soon(pause), None, wake=self._soon)]
 
-    def _tell_soon(self, pause: float) -> None:
-        """Has schedulers compare after a pause, once for all who have asked until then."""
-        if not self._clock.wait(self._ending, pause):
-            self._soon.clear()
-            self._tell_instances()
+        def tell_after_pause() -> None:
+            # Once for all who have asked until the end of the pause.
+            if not platform.clock.wait(self._ending, pause):
+                self._soon.clear()
+                self._tell_instances()
+
+        return [*loops, PeriodicLoop(platform, name, tell_after_pause, None, wake=self._soon)]
 
 
 def _name(service: AgentService) -> str:

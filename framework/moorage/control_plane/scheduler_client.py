@@ -10,7 +10,7 @@ from typing import Any
 from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
-from moorage import errors
+from moorage import errors, randomness
 from moorage.clock import Clock
 from moorage.gathering import Gathered, Gathering
 from moorage.rpc import wire
@@ -27,6 +27,9 @@ _TOGETHER = 64
 _PATIENCE = 0.2
 #: Seconds for which creates are asked for one by one, after schedulers have placed none that were asked for together.
 _APART = 10.0
+#: Seconds for which such messages go to one scheduler. It knows what it has just placed; a scheduler that takes turns with others
+#: asks its plugins again about each node that they have used meanwhile. Each API process changes over at moments of its own.
+_STAY = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +56,9 @@ class Schedulers:
         self._clock = clock
         self._attempts = attempts
         self._timeout = timeout
+        self._random = randomness.generator()
+        #: The scheduler that is asked for creates that wait together, and until when, on the monotonic clock.
+        self._server, self._stays_until = "", 0.0
         #: Until when creates are asked for one by one, on the monotonic clock.
         self._apart_until = 0.0
         self._gathering = Gathering[_Create](
@@ -137,10 +143,9 @@ class Schedulers:
         if len(turn) == 1:
             turn[0].outcome = self._create_alone(turn[0])
             return
-        args = {"requests": [each.data for each in turn]}
         replies: Sequence[Mapping[str, Any] | None] = ()
         try:
-            replies = self._sender.call(SCHEDULERS, "create_each", args, timeout=self._timeout)
+            replies = self._ask_together({"requests": [each.data for each in turn]})
         except errors.TransportError as error:
             LOG.warning("A scheduler was lost (%s); %d creates are asked for one by one.", error.message, len(turn))
             for each in turn:
@@ -159,3 +164,28 @@ class Schedulers:
                 each.outcome = wire.result_of(reply)
             except errors.MoorageError as error:
                 each.error = error
+
+    def _ask_together(self, args: Mapping[str, Any]) -> Sequence[Mapping[str, Any] | None]:
+        """Asks the scheduler that was asked a moment ago, or another one if that one does not take the message."""
+        found: Sequence[Mapping[str, Any] | None]
+        server = self._staying()
+        if server is not None:
+            try:
+                found = self._sender.call(SCHEDULERS, "create_each", args, server=server, timeout=self._timeout)
+            except (errors.NoListener, errors.Busy) as error:
+                LOG.debug("Scheduler %s takes no creates (%s); any one is asked.", server, error.message)
+                self._stays_until = 0.0
+            else:
+                return found
+        found = self._sender.call(SCHEDULERS, "create_each", args, timeout=self._timeout)
+        return found
+
+    def _staying(self) -> str | None:
+        """Returns the scheduler to ask; None: any. Called by one thread at a time."""
+        names = self._sender.transport.listeners(SCHEDULERS) or ()
+        if len(names) < 2:
+            return None
+        now = self._clock.monotonic()
+        if now >= self._stays_until or self._server not in names:
+            self._server, self._stays_until = self._random.choice(names), now + _STAY
+        return self._server

@@ -16,11 +16,12 @@ from moorage import errors
 from moorage.clock import SystemClock
 from moorage.context import RequestContext, acting_for
 from moorage.control_plane import scheduler_client
-from moorage.control_plane.scheduler_client import Schedulers
+from moorage.control_plane.scheduler_client import Schedulers, _Create
 from moorage.rpc import wire
 from moorage.rpc.client import RpcSender
 from moorage.rpc.interface import Message
 from moorage.scheduling.reporter import TOPIC
+from moorage.testing.clock import ManualClock
 from moorage.testing.transport_peer import configuration
 from moorage_plugins.transports.memory import MemoryTransport, MessageHub
 from tests.servers import wait_until
@@ -182,3 +183,43 @@ class CreatesTogetherTests(_Hub):
         self.scheduler("one", lost)
         self.create("a", "b")
         self.assertEqual(0.0, self.client._apart_until)
+
+
+class StayingTests(_Hub):
+    """Creates that are asked for together go to one scheduler for a while."""
+
+    @override
+    def setUp(self) -> None:
+        super().setUp()
+        for name in ("one", "other"):
+            self.serve(name, lambda: [{"result": {"instance": {"uuid": each}}} for each in "ab"])
+        self.clock = ManualClock()
+        self.client = Schedulers(RpcSender(self.transport(), "api", 1), self.clock, 2, 5.0)
+
+    def turn(self) -> list[_Create]:
+        creates = [_Create({"request": {"uuid": each}, "request_id": each, "context": {}}) for each in "ab"]
+        self.client._create_each(creates)
+        return creates
+
+    def test_turns_of_one_second_go_to_one_scheduler_and_later_ones_to_each(self) -> None:
+        seen = set()
+        for _ in range(40):
+            self.asked.clear()
+            for _ in range(4):
+                self.turn()
+                self.clock.advance(scheduler_client._STAY / 5)
+            self.assertEqual(1, len(set(self.asked)), self.asked)
+            seen.update(self.asked)
+            self.clock.advance(scheduler_client._STAY)
+        self.assertEqual({"one", "other"}, seen)
+
+    def test_another_one_is_asked_if_that_one_does_not_take_the_message(self) -> None:
+        with (
+            mock.patch.object(self.client._random, "choice", return_value="gone"),
+            mock.patch.object(MemoryTransport, "listeners", return_value=["gone", "one"]),
+        ):
+            creates = self.turn()
+        self.assertEqual(["a", "b"], [each.outcome["instance"]["uuid"] for each in creates if each.outcome])
+        self.assertEqual(1, len(self.asked))
+        # The next turn chooses again.
+        self.assertEqual(0.0, self.client._stays_until)

@@ -218,9 +218,9 @@ class Primitives:
 
 
 class Latch:
-    """Wakes one thread each time that it is set, in a third of the time that an event takes.
+    """Blocks one thread until another thread calls :meth:`set`. It takes a third of the time of an event.
 
-    One thread waits for it at most, and it is not set again before that thread has returned from :meth:`wait`.
+    At most one thread waits at a time, and :meth:`set` must not be called again before that thread has returned from :meth:`wait`.
     """
 
     __slots__ = ("_lock",)
@@ -230,11 +230,11 @@ class Latch:
         self._lock.acquire()
 
     def set(self) -> None:
-        """Let the thread that waits, or the next one that does, go on."""
+        """Wakes the waiting thread; if no thread waits yet, the next call of :meth:`wait` returns at once."""
         self._lock.release()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it is set, at most ``timeout`` seconds; returns whether it was. It is not set any more then."""
+        """Waits at most ``timeout`` seconds for :meth:`set`, and returns whether it was called. Resets the latch."""
         return self._lock.acquire(timeout=timeout)
 
 

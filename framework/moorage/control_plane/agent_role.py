@@ -177,7 +177,10 @@ class Agent:
 
     @rpc_method
     def sync_instances(self, soon: bool = False) -> None:
-        """Have schedulers compare; with ``soon`` within ``[agent] sweep_interval``, so that not all agents read at once."""
+        """Has schedulers compare the instances that they know of this host with those of the agent.
+
+        :param soon: do it after a random part of ``[agent] sweep_interval``, so that agents do not all read the store at once.
+        """
         if soon:
             self._soon.set()
         else:

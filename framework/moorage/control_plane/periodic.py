@@ -207,7 +207,7 @@ class _Worker:
 def _look(
     membership: Membership, keeper: RingManager, began: Callable[[], float], transaction: Any
 ) -> Callable[[], None]:
-    """Looks at the ring. The second half is a heartbeat of the member, too."""
+    """Reads the ring in a transaction of the caller. Call the returned function afterwards: it renews the membership too."""
     try:
         act = keeper.look(began())
     except (errors.StoreUnavailable, errors.StoreBusy):
@@ -306,7 +306,7 @@ class PeriodicWork:
         self._in_database = BackendCapability.READS_DATABASE in probe.capabilities
         interval = section.heartbeat_timeout
         if self._in_database:
-            # Each look at the ring is a heartbeat. The thread of the member is for the time in which nobody can look.
+            # Each read of the ring renews the membership. The membership's own thread matters only while reads fail.
             interval = max(interval, conf.services.report_interval)
         for caution in probe.cautions:
             LOG.warning("[coordination] periodic_coordination_backend: %s.", caution)

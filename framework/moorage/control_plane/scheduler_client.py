@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,8 @@ _TOGETHER = 64
 _PATIENCE = 0.2
 #: Seconds for which creates are asked for one by one, after schedulers have placed none that were asked for together.
 _APART = 10.0
-#: Seconds for which such messages go to one scheduler. It knows what it has just placed; a scheduler that takes turns with others
-#: asks its plugins again about each node that they have used meanwhile. Each API process changes over at moments of its own.
+#: Seconds for which such messages go to one scheduler. If schedulers alternated, each would ask its plugins again about all nodes
+#: that the others have used meanwhile. Each API process chooses at moments of its own.
 _STAY = 1.0
 
 
@@ -166,22 +167,27 @@ class Schedulers:
                 each.error = error
 
     def _ask_together(self, args: Mapping[str, Any]) -> Sequence[Mapping[str, Any] | None]:
-        """Asks the scheduler that was asked a moment ago, or another one if that one does not take the message."""
-        found: Sequence[Mapping[str, Any] | None]
-        server = self._staying()
+        """Sends a message with several creates to the chosen scheduler, or to any other one if that one refuses it.
+
+        :returns: the reply for each create.
+        """
+        call: Callable[..., Sequence[Mapping[str, Any] | None]] = functools.partial(
+            self._sender.call, SCHEDULERS, "create_each", args, timeout=self._timeout
+        )
+        server = self._chosen()
         if server is not None:
             try:
-                found = self._sender.call(SCHEDULERS, "create_each", args, server=server, timeout=self._timeout)
+                return call(server=server)
             except (errors.NoListener, errors.Busy) as error:
                 LOG.debug("Scheduler %s takes no creates (%s); any one is asked.", server, error.message)
                 self._stays_until = 0.0
-            else:
-                return found
-        found = self._sender.call(SCHEDULERS, "create_each", args, timeout=self._timeout)
-        return found
+        return call()
 
-    def _staying(self) -> str | None:
-        """Returns the scheduler to ask; None: any. Called by one thread at a time."""
+    def _chosen(self) -> str | None:
+        """Returns the name of the scheduler that gets the next message with several creates; None if any scheduler may get it.
+
+        Called by one thread at a time.
+        """
         names = self._sender.transport.listeners(SCHEDULERS) or ()
         if len(names) < 2:
             return None

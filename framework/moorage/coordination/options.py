@@ -43,8 +43,8 @@ COORDINATION_OPTS: Sequence[cfg.Opt] = (
         default=1.0,
         min=0.05,
         deprecated_opts=_sahara("coordinator_heartbeat_interval"),
-        help="Seconds between two heartbeats of a member to the backend (the interval, in spite of its name). With the database "
-        "backend, each look of poll_interval is one. Needs a restart.",
+        help="Seconds between two heartbeats of a member to the backend (the interval, in spite of its name). The "
+        "database backend renews the membership each poll_interval instead. Needs a restart.",
     ),
     cfg.FloatOpt(
         "session_timeout",

@@ -204,21 +204,15 @@ class _Form:
         :param names: the parameters in the driver's order. :param lists: names of the elements of each list, and what reads it.
         """
         found: list[Value] = []
-        between: list[str] = []
-        first, place = {each[0]: (len(each), read) for each, read in lists}, 0
-        while place < len(names):
-            if names[place] not in first:
-                between.append(names[place])
-                place += 1
-                continue
-            if between:
-                found.append(self._binder(self._values, between))
-                between = []
-            length, read = first[names[place]]
-            found.append(read)
-            place += length
-        if between:
-            found.append(self._binder(self._values, between))
+        list_of = {each: number for number, (elements, _) in enumerate(lists) for each in elements}
+        for number, group in itertools.groupby(names, list_of.get):
+            part = list(group)
+            if number is None:
+                found.append(self._binder(self._values, part))
+            else:
+                # A statement may name a list twice, without another parameter in between.
+                elements, read = lists[number]
+                found += [read] * (len(part) // len(elements))
         return lambda given: tuple(itertools.chain.from_iterable([read(given) for read in found]))
 
 

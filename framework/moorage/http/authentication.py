@@ -248,8 +248,6 @@ class _Basic:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        #: For a system call per request.
-        self._name = str(path)
         self._lock = threads.lock()
         self._key = randomness.secret(32)
         #: A hash that no password is known to have.
@@ -282,7 +280,7 @@ class _Basic:
 
     def _read(self) -> _Users:
         try:
-            state = os.stat(self._name)
+            state = os.stat(self._path)
             stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
             if self._users is not None and stamp == self._users.stamp:
                 return self._users

@@ -85,11 +85,11 @@ class AccessPolicy:
         else:
             key = (rule, tuple(context.roles or ()), context.system_scope, context.project_id)
             known = self._known.get(key)
-            allowed = self._decide(rule, context, {"project_id": context.project_id}) if known is None else known
             if known is None:
                 if len(self._known) > 10_000:
                     self._known.clear()
-                self._known[key] = allowed
+                known = self._known[key] = self._decide(rule, context, {"project_id": context.project_id})
+            allowed = known
         if not allowed:
             message = f"The policy {rule} does not let you do this."
             if "admin" in (context.roles or ()) and not context.system_scope:

@@ -58,7 +58,7 @@ _owner = operator.attrgetter(*_OWNER)
 
 
 def what_is_asked(spec: RequestSpec, *, ignores_owner: bool = False) -> tuple[Any, ...]:
-    """Returns what a request asks for: all its fields but the uuid and name of the instance. It is equal for requests alike.
+    """Returns the fields of a request without the uuid and name of the instance. Two requests are alike if these are equal.
 
     :param ignores_owner: leave out the project and the user too.
     """
@@ -119,7 +119,7 @@ class AlikeRequests:
 
     @property
     def kept(self) -> int:
-        """Returns the number of nodes that passed and whose answers are kept."""
+        """Returns for how many nodes answers are kept. All of these nodes have passed the filters."""
         return 0 if self._known is None else len(self._known.rows)
 
     def drop_expired(self) -> None:
@@ -300,7 +300,7 @@ class AlikeSets:
         return each
 
     def _forget(self) -> None:
-        """Drops expired answers, and the least recently asked kinds until the answers cover at most :data:`_NODES` nodes."""
+        """Drops expired answers, then those of the least recently requested kinds, down to :data:`_NODES` nodes in all."""
         for each in self._kept:
             each.drop_expired()
         sizes = [each.kept for each in self._kept]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage import errors, plugin_isolation
-from moorage.read_only import FrozenDict, frozen_array, frozen_mapping
+from moorage.read_only import EMPTY, FrozenDict, frozen_array, frozen_mapping
 from moorage.scheduling.interface import (
     SKIP,
     HostFilter,
@@ -239,8 +239,6 @@ class Pipeline:
             *(each.name for each in filters if not _declares(each.plugin, HostFilter, "ignores_owner", _JUDGE)),
             *(each.name for each in weighers if not _declares(each.plugin, HostWeigher, "ignores_owner", _WEIGH)),
         )
-        #: Whether a filter promises limits of the nodes that it passes.
-        self.promises = any(each.limits for each in filters)
         self._rebuilding = tuple(each for each in filters if each.plugin.RUN_ON_REBUILD)
 
     @property
@@ -327,9 +325,9 @@ class Pipeline:
         :raises PluginFailed: a plugin raised, or what it promises is no JSON data.
         """
         asked = [each for each in self._asked(spec) if each.limits]
-        found: dict[str, Any] = {}
         if not asked:
-            return found
+            return EMPTY
+        found: dict[str, Any] = {}
         spec = fleet.resolved(spec)
         host = fleet.host_state(row)
         with guard.slot() as slot:

@@ -15,7 +15,7 @@ from oslo_context import context as oslo_context
 
 from moorage.extensions import ExtensionPoint
 from moorage.inventory import InventoryItem
-from moorage.read_only import EMPTY, FrozenDict, freeze_fields, frozen, frozen_mapping
+from moorage.read_only import EMPTY, FrozenDict, freeze_fields, frozen_mapping
 
 __all__ = [
     "API_VERSION",
@@ -113,10 +113,6 @@ class ServerGroup:
     left: str = ""
 
 
-#: The mappings of :class:`RequestSpec`.
-_MAPPINGS = ("hints", "properties", "image", "limits", "decision")
-
-
 @dataclass(frozen=True)
 class RequestSpec:
     """What is asked of the scheduler for one instance, or for several alike.
@@ -167,10 +163,7 @@ class RequestSpec:
     held_providers: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        values = vars(self)
-        for name in _MAPPINGS:
-            if type(values[name]) is not FrozenDict:
-                values[name] = frozen(values[name])
+        freeze_fields(self, "hints", "properties", "image", "limits", "decision")
 
     def get_scheduler_hint(self, name: str, default: Any = None) -> Any:
         """A hint in Nova's way: the text itself when it is the only one, the list otherwise, the default when absent."""

@@ -116,12 +116,10 @@ def with_held_resources(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _held_of(body: Mapping[str, Any]) -> HeldResources:
-    flavor, image = body.get("flavor") or EMPTY, body.get("image")
+    flavor = body.get("flavor") or {}
     given = GivenResources(flavor.get("resources", {}))
-    extra_specs, properties = flavor.get("extra_specs"), image.get("properties") if image else None
-    if not extra_specs and not properties:
-        return HeldResources(given)
-    return held_resources(given, extra_specs or EMPTY, properties or EMPTY)
+    extra_specs, properties = flavor.get("extra_specs") or {}, (body.get("image") or {}).get("properties") or {}
+    return held_resources(given, extra_specs, properties)
 
 
 def held_resources(
@@ -131,6 +129,8 @@ def held_resources(
 
     :raises InvalidInput: an extra spec or an image property is wrong; the detail ``path`` names it.
     """
+    if not extra_specs and not properties:
+        return HeldResources(given)
     asked = _parse(extra_specs, properties)
     if not asked.amounts and not asked.groups:
         return HeldResources(given)

@@ -387,7 +387,7 @@ class Scheduler:
 
     def _limits(self, work: Placement, fleet: Snapshot, row: int) -> Mapping[str, Any]:
         """What the filters promise of a node; nothing where they were not asked."""
-        if not work.policy.pipeline.promises or unfiltered(work.spec):
+        if unfiltered(work.spec):
             return EMPTY
         return work.policy.pipeline.limits(work.policy.guard, fleet, row, self._ranker.with_members(work.spec, ()))
 

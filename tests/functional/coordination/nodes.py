@@ -115,7 +115,7 @@ class Node:
             url, clock=clock, session_timeout=SESSION, call_timeout=1.5, connect_timeout=5, database=database,
             services=lives,
         )  # fmt: skip
-        # In the database, a look at the ring is a heartbeat.
+        # With members in the database, each read of the ring renews the membership.
         timing = Timing(interval=SESSION / 8 if lives is None else SESSION, margin=0.5, reset_after=SESSION)
         member = MemberId(lives.uuid, lives.epoch) if lives else MemberId(name or uuid.uuid4().hex, 1)
         self.membership = Membership(factory, GROUP, member, clock, timing)

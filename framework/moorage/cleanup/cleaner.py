@@ -81,6 +81,37 @@ class _Hangs(Exception):
     """A handler does not come back."""
 
 
+class _Helper:
+    """A second thread that cleans one type from the opposite place on: it takes a set while the database ends that of the first."""
+
+    def __init__(self, kind: str, clean: Callable[[Counter[str]], None]) -> None:
+        self._kind = kind
+        self._clean = clean
+        self._done: Counter[str] = Counter()
+        self._started = False
+        self._thread: threads.Thread | None = None
+        self.error: Exception | None = None
+
+    def start(self) -> None:
+        """Starts the thread, unless it was started. Where none can be started now, the first thread cleans alone."""
+        if not self._started:
+            self._started = True
+            self._thread = threads.try_start(self._run, name=f"cleaner-{self._kind}-2")
+
+    def join(self) -> Counter[str]:
+        """Waits for the end of the thread; returns how many rows had which outcome."""
+        if self._thread is not None:
+            self._thread.join()
+        return self._done
+
+    def _run(self) -> None:
+        try:
+            with plugin_isolation.isolate_plugin_call(self._kind):
+                self._clean(self._done)
+        except Exception as error:  # noqa: BLE001  (the first thread raises it)
+            self.error = error
+
+
 class Cleaner:
     """Cleans with one set of handlers. Passes may be asked for by several threads; each row goes to one of them.
 
@@ -150,17 +181,41 @@ class Cleaner:
         return predict(transaction, rows, self._handlers, self.policy.paused, own=own)
 
     def _clean_type(self, kind: str, handler: CleanupHandler, wanted: OrphanSelector, done: Counter[str]) -> None:
-        # Cleaners begin at different places, so that several of them share the work and do not wait for each other.
-        begin = f"{self._random.getrandbits(32):08x}"
         policy = self.policy
         given = (policy.limits or {}).get(kind)
         self._pools[kind].size = concurrency = given or handler.concurrency
+        in_sets = isinstance(handler, SetCleanupHandler)
         # A set is cleaned at the same time.
-        limit = (given or policy.batch) if isinstance(handler, SetCleanupHandler) else concurrency * 4
-        limit = min(policy.batch, limit)
-        for after, last in ((begin, LAST), ("", begin)):
-            self._clean_range(kind, handler, wanted, (after, last), 1, done, alone=True)
-            self._clean_range(kind, handler, wanted, (after, last), limit, done)
+        limit = min(policy.batch, (given or policy.batch) if in_sets else concurrency * 4)
+        # Cleaners begin at different places, so that several of them share the work and do not wait for each other.
+        begin = self._random.getrandbits(32)
+        clean = functools.partial(self._clean_round, kind, handler, wanted, limit)
+        helper = _Helper(kind, functools.partial(clean, (begin + 2**31) % 2**32))
+        try:
+            clean(begin, done, helper.start if in_sets and given is None and concurrency > 1 else None)
+        finally:
+            done.update(helper.join())
+        if helper.error is not None:
+            raise helper.error
+
+    def _clean_round(
+        self,
+        kind: str,
+        handler: CleanupHandler,
+        wanted: OrphanSelector,
+        limit: int,
+        begin: int,
+        done: Counter[str],
+        many: Callable[[], None] | None = None,
+    ) -> None:
+        """Cleans the orphans of one type, in the order of their ids from one of 2**32 places on.
+
+        :param many: called when one transaction has taken as many as it may.
+        """
+        place = f"{begin:08x}"
+        for ids in ((place, LAST), ("", place)):
+            self._clean_range(kind, handler, wanted, ids, 1, done, alone=True)
+            self._clean_range(kind, handler, wanted, ids, limit, done, many=many)
 
     def _clean_range(
         self,
@@ -172,6 +227,7 @@ class Cleaner:
         done: Counter[str],
         *,
         alone: bool = False,
+        many: Callable[[], None] | None = None,
     ) -> None:
         #: How many are still to be claimed one by one, because together they could not be read.
         single = 0
@@ -194,6 +250,8 @@ class Cleaner:
                 claimed = claim(handler=None, limit=1)
                 done.update(self._requeue(held, refused(error)) for held in claimed.leases.values())
             else:
+                if many is not None and len(claimed.leases) == limit:
+                    many()
                 done.update(self._process(kind, handler, claimed))
             single = max(0, single - 1)
             at = claimed.last

@@ -69,6 +69,8 @@ class _Search(NamedTuple):
     :param lock: locks those that were found, with their fences, and returns them as ``take`` leaves them: on MariaDB, which does
         not return the rows that it updates. Rows that another cleaner has locked are left to it. (Locks are node-local on Galera;
         there the cleaners' different starting points keep them apart, and the commit decides.)
+    :param find_and_return: finds and locks them, and returns them as ``lock`` does; None for kinds that only time tells, of which
+        not all that are found are taken.
     """
 
     types: sa.Select[Any]
@@ -76,6 +78,7 @@ class _Search(NamedTuple):
     find: sa.Select[Any]
     find_and_lock: sa.Select[Any]
     lock: sa.Select[Any]
+    find_and_return: sa.Select[Any] | None
     take: Transfer
 
 
@@ -84,8 +87,8 @@ def _search(wanted: type[OrphanSelector]) -> _Search:
     types = sa.select(workers.c.resource_type).where(condition).distinct()
     look = sa.select(workers.c.resource_type, *_AS_IT_IS).where(condition)
     columns = _AS_IT_IS if wanted in _TOLD_BY_TIME else _AS_IT_IS[:2]
-    find = sa.select(*columns).where(_OF_TYPE, _BETWEEN, condition, _OF_RESOURCE, _ALONE)
-    find = find.order_by(workers.c.resource_id).limit(_PAGE)
+    found = _OF_TYPE, _BETWEEN, condition, _OF_RESOURCE, _ALONE
+    find = sa.select(*columns).where(*found).order_by(workers.c.resource_id).limit(_PAGE)
     same = fences.c.resource_type == workers.c.resource_type, fences.c.resource_id == workers.c.resource_id
     # As an expression, the type of the orphan gives PostgreSQL no constant to search the fences by. With statistics from before the
     # orphans came, it would read all fences of the type for each of them.
@@ -98,10 +101,14 @@ def _search(wanted: type[OrphanSelector]) -> _Search:
     attempts = sa.case((by_cleaners, workers.c.attempts + 1), else_=2)
     taken = {"attempts": attempts, "phase": Phase.CLEANING.value, "updated_at": now(), **wanted.attribution}
     afterwards = {**taken, "token": fences.c.token + 1}
-    lock = sa.select(*(sa.label(each.name, afterwards.get(each.name, each)) for each in TAKEN_COLUMNS))
-    lock = lock.join_from(workers, fences, sa.and_(*same)).where(OF_MANY, condition).order_by(workers.c.resource_id)
+    returned = sa.select(*(sa.label(each.name, afterwards.get(each.name, each)) for each in TAKEN_COLUMNS))
+    returned = returned.join_from(workers, fences, sa.and_(*same)).order_by(workers.c.resource_id)
+    # Where MariaDB reads the whole table instead of an index, it passes by rows that nobody has locked.
+    returned = returned.with_hint(workers, "FORCE INDEX (uq_workers_resource)", "mysql")
+    returned = returned.with_for_update(skip_locked=True)
+    whole = None if wanted in _TOLD_BY_TIME else returned.where(*found).limit(_PAGE)
     take = Transfer(transfer.where(condition).values(taken))
-    return _Search(types, look, find, locking, lock.with_for_update(skip_locked=True), take)
+    return _Search(types, look, find, locking, returned.where(OF_MANY, condition), whole, take)
 
 
 _SEARCHES: Mapping[type[OrphanSelector], _Search] = {
@@ -231,7 +238,10 @@ class OrphanStore:
         """
         key = {"of_type": resource_type, **wanted.parameters}
         search = _SEARCHES[type(wanted)]
+        on_mariadb = self.database.dialect == "mysql"
         query = search.find_and_lock if self.database.dialect == "postgresql" else search.find
+        if on_mariadb and search.find_and_return is not None:
+            query = search.find_and_return
         page = {"only": wanted.resource_id, "after": after, "last": last, "page": limit, "alone": int(alone)}
 
         def work(tx: sa.Connection) -> Claimed:
@@ -240,8 +250,8 @@ class OrphanStore:
                 return Claimed()
             claimed = Claimed(last=rows[-1].resource_id)
             ids = found = self._left(resource_type, rows, wanted)
-            locked: Sequence[Any] = ()
-            if ids and self.database.dialect == "mysql":
+            locked: Sequence[Any] = rows if on_mariadb else ()
+            if ids and on_mariadb and query is search.find:
                 locked = tx.execute(search.lock, {**key, "of_resources": found}).all()
                 ids = [row.resource_id for row in locked]
             if ids:

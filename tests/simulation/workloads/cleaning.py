@@ -27,6 +27,8 @@ class Cleaning(Placement):
         ("cleanup", "auto_cleanup_enabled"): True,
         ("cleanup", "auto_cleanup_checks"): 1,
         ("cleanup", "interval"): 12.0,
+        # So that sets are full, and a second thread helps.
+        ("cleanup", "batch"): 2,
         ("cleanup", "backoff"): 1.0,
         ("cleanup", "backoff_longest"): 4.0,
         ("cleanup", "unclaimed_timeout"): 40.0,

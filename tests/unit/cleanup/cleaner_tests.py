@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import random
 import sys
@@ -914,6 +915,48 @@ class CleanerTests(CleanerCase):
         self.assertEqual((self.thing("a").status, self.thing("b").status), ("error", "building"))
         # Threads do them side by side.
         self.assertEqual(sorted(uuid for uuid, _ in handler.calls), ["a", "b"])
+
+    def test_a_second_thread_cleans_from_the_opposite_place_when_a_set_is_full(self) -> None:
+        for uuid in (f"{number:x}0" for number in range(16)):
+            self.orphan(uuid)
+        cleaner, handler = self.cleaner(handler=ThingSetHandler, batch=2)
+        after_commit, names = handler.after_commit, collections.defaultdict[str, list[str]](list)
+        taken = threading.Event()
+        claim = cleaner._orphans.claim
+
+        def count(*given: Any, **more: Any) -> Any:
+            claimed = claim(*given, **more)
+            names[more["after"]] += list(claimed.leases)
+            if len([each for each in names.values() if each]) == 2:
+                taken.set()
+            return claimed
+
+        def wait(leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
+            self.assertTrue(taken.wait(30), "no second set was taken while the first one was cleaned")
+            after_commit(leases, resources)
+
+        cleaner._orphans.claim = count  # type: ignore[method-assign]
+        handler.after_commit = wait  # type: ignore[method-assign]
+        self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 16})
+        self.assertEqual(sorted(handler.tidied), [f"{number:x}0" for number in range(16)], "each once")
+
+    def test_what_stops_the_second_thread_stops_the_pass(self) -> None:
+        for uuid in (f"{number:x}0" for number in range(16)):
+            self.orphan(uuid)
+        cleaner, _ = self.cleaner(handler=ThingSetHandler, batch=2)
+        clean_round, rounds = cleaner._clean_round, list[int]()
+
+        def one_fails(*given: Any) -> None:
+            rounds.append(given[4])
+            if len(rounds) == 2:
+                raise errors.StoreUnavailable("away")
+            clean_round(*given)
+
+        cleaner._clean_round = one_fails  # type: ignore[method-assign]
+        with self.assertRaisesRegex(errors.StoreUnavailable, "away"):
+            cleaner.clean(AFTER_DEAD)
+        self.assertEqual(abs(rounds[0] - rounds[1]), 2**31)
+        self.assertEqual(self.rows(), {}, "the first thread has cleaned all")
 
     def test_what_fails_outside_of_the_store_undoes_nothing(self) -> None:
         self.orphan()

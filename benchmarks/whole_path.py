@@ -55,11 +55,6 @@ import psutil
 from moorage.client import Client, connect
 from moorage.fleet.interface import uuid_of_name
 
-CONF = """
-[services]
-report_interval = 5
-service_down_time = 120
-"""
 #: Nodes that one request imports.
 PAGE = 1000
 #: Seconds in which roles end what they do at their start, and schedulers read the imported fleet.
@@ -80,7 +75,7 @@ class Plane:
     def __init__(self, folder: pathlib.Path, arguments: argparse.Namespace) -> None:
         self.state = folder / "state"
         conf = folder / "moorage.conf"
-        conf.write_text(CONF + arguments.conf.replace("\\n", "\n"))
+        conf.write_text(arguments.conf.replace("\\n", "\n"))
         self.log = (folder / "log").open("w")
         self.process = subprocess.Popen(
             [

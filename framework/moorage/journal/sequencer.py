@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 #: Seconds between looks for events that other processes recorded.
 POLL = 1.0
 #: Seconds that events of this process wait for others, so that one transaction numbers them all.
-GATHER = 0.1
+GATHER = 0.5
 #: Seconds that the lease lasts after each numbering.
 _LEASE = 5.0
 #: Events that one transaction numbers.

@@ -920,6 +920,7 @@ class CleanerTests(CleanerCase):
         for uuid in (f"{number:x}0" for number in range(16)):
             self.orphan(uuid)
         cleaner, handler = self.cleaner(handler=ThingSetHandler, batch=2)
+        assert isinstance(handler, ThingSetHandler)
         after_commit, names = handler.after_commit, collections.defaultdict[str, list[str]](list)
         taken = threading.Event()
         claim = cleaner._orphans.claim
@@ -952,7 +953,7 @@ class CleanerTests(CleanerCase):
                 raise errors.StoreUnavailable("away")
             clean_round(*given)
 
-        cleaner._clean_round = one_fails  # type: ignore[method-assign]
+        cleaner._clean_round = one_fails  # type: ignore[assignment,method-assign]
         with self.assertRaisesRegex(errors.StoreUnavailable, "away"):
             cleaner.clean(AFTER_DEAD)
         self.assertEqual(abs(rounds[0] - rounds[1]), 2**31)

@@ -82,24 +82,22 @@ class _Hangs(Exception):
 
 
 class _Helper:
-    """A second thread that cleans one type from the opposite place on: it takes a set while the database ends that of the first."""
+    """Cleans orphans of one type in a second thread, so that the cleaner claims one set while the database commits another."""
 
     def __init__(self, kind: str, clean: Callable[[Counter[str]], None]) -> None:
         self._kind = kind
         self._clean = clean
         self._done: Counter[str] = Counter()
-        self._started = False
         self._thread: threads.Thread | None = None
         self.error: Exception | None = None
 
     def start(self) -> None:
-        """Starts the thread, unless it was started. Where none can be started now, the first thread cleans alone."""
-        if not self._started:
-            self._started = True
+        """Starts the thread if it was not started before. If the system can start none now, a later call tries again."""
+        if self._thread is None:
             self._thread = threads.try_start(self._run, name=f"cleaner-{self._kind}-2")
 
     def join(self) -> Counter[str]:
-        """Waits for the end of the thread; returns how many rows had which outcome."""
+        """Waits until the thread has ended, if it was started, and returns the number of rows by outcome."""
         if self._thread is not None:
             self._thread.join()
         return self._done
@@ -187,7 +185,8 @@ class Cleaner:
         in_sets = isinstance(handler, SetCleanupHandler)
         # A set is cleaned at the same time.
         limit = min(policy.batch, (given or policy.batch) if in_sets else concurrency * 4)
-        # Cleaners begin at different places, so that several of them share the work and do not wait for each other.
+        # Cleaners begin at different ids, so that several of them share the work and do not wait for each other. The second thread
+        # begins half of all ids away.
         begin = self._random.getrandbits(32)
         clean = functools.partial(self._clean_round, kind, handler, wanted, limit)
         helper = _Helper(kind, functools.partial(clean, (begin + 2**31) % 2**32))
@@ -208,9 +207,10 @@ class Cleaner:
         done: Counter[str],
         many: Callable[[], None] | None = None,
     ) -> None:
-        """Cleans the orphans of one type, in the order of their ids from one of 2**32 places on.
+        """Cleans all orphans of one type in the order of their ids, and begins in the middle: the ids form a circle.
 
-        :param many: called when one transaction has taken as many as it may.
+        :param begin: where it begins; the first 32 bits of an id.
+        :param many: called each time that one transaction has claimed ``limit`` orphans.
         """
         place = f"{begin:08x}"
         for ids in ((place, LAST), ("", place)):

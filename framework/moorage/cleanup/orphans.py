@@ -62,15 +62,19 @@ _BEGINS = frozenset({Phase.WAITING.value, Phase.WORKING.value})
 
 
 class _Search(NamedTuple):
-    """How orphans of one kind are found and taken.
+    """The statements that find and take the orphans of one kind.
 
-    :param look: all there are, as they are, of kinds that only time tells; see :mod:`moorage.cleanup.staleness`.
-    :param find_and_lock: finds them and locks their fences in one statement: on PostgreSQL, which can be told the table.
-    :param lock: locks those that were found, with their fences, and returns them as ``take`` leaves them: on MariaDB, which does
-        not return the rows that it updates. Rows that another cleaner has locked are left to it. (Locks are node-local on Galera;
-        there the cleaners' different starting points keep them apart, and the commit decides.)
-    :param find_and_return: finds and locks them, and returns them as ``lock`` does; None for kinds that only time tells, of which
-        not all that are found are taken.
+    :param types: the types of resources that have such orphans.
+    :param look: all orphans of a kind that only a timeout can tell, to compare with later reads; see
+        :mod:`moorage.cleanup.staleness`.
+    :param find: a page of orphans.
+    :param find_and_lock: ``find``, which also locks the fences: for PostgreSQL, which can lock the rows of one table of a join.
+    :param lock: locks given orphans with their fences, and returns the rows with the values that ``take`` will write: for MariaDB,
+        whose UPDATE returns no rows. It skips rows that another cleaner has locked. (Locks are node-local on Galera; there the
+        cleaners' different starting points keep them apart, and the commit decides.)
+    :param find_and_return: ``find`` and ``lock`` in one statement, for MariaDB. None for kinds that only a timeout can tell: of
+        those, a cleaner takes only some of the rows that it finds.
+    :param take: writes the cleaner into the rows.
     """
 
     types: sa.Select[Any]
@@ -101,14 +105,13 @@ def _search(wanted: type[OrphanSelector]) -> _Search:
     attempts = sa.case((by_cleaners, workers.c.attempts + 1), else_=2)
     taken = {"attempts": attempts, "phase": Phase.CLEANING.value, "updated_at": now(), **wanted.attribution}
     afterwards = {**taken, "token": fences.c.token + 1}
-    returned = sa.select(*(sa.label(each.name, afterwards.get(each.name, each)) for each in TAKEN_COLUMNS))
-    returned = returned.join_from(workers, fences, sa.and_(*same)).order_by(workers.c.resource_id)
-    # Where MariaDB reads the whole table instead of an index, it passes by rows that nobody has locked.
-    returned = returned.with_hint(workers, "FORCE INDEX (uq_workers_resource)", "mysql")
-    returned = returned.with_for_update(skip_locked=True)
-    whole = None if wanted in _TOLD_BY_TIME else returned.where(*found).limit(_PAGE)
+    lock = sa.select(*(sa.label(each.name, afterwards.get(each.name, each)) for each in TAKEN_COLUMNS))
+    lock = lock.join_from(workers, fences, sa.and_(*same)).order_by(workers.c.resource_id)
+    # In a full table scan of MariaDB, SKIP LOCKED also skips rows that no transaction has locked.
+    lock = lock.with_hint(workers, "FORCE INDEX (uq_workers_resource)", "mysql").with_for_update(skip_locked=True)
+    find_and_return = None if wanted in _TOLD_BY_TIME else lock.where(*found).limit(_PAGE)
     take = Transfer(transfer.where(condition).values(taken))
-    return _Search(types, look, find, locking, returned.where(OF_MANY, condition), whole, take)
+    return _Search(types, look, find, locking, lock.where(OF_MANY, condition), find_and_return, take)
 
 
 _SEARCHES: Mapping[type[OrphanSelector], _Search] = {
@@ -238,9 +241,10 @@ class OrphanStore:
         """
         key = {"of_type": resource_type, **wanted.parameters}
         search = _SEARCHES[type(wanted)]
-        on_mariadb = self.database.dialect == "mysql"
-        query = search.find_and_lock if self.database.dialect == "postgresql" else search.find
-        if on_mariadb and search.find_and_return is not None:
+        dialect, query = self.database.dialect, search.find
+        if dialect == "postgresql":
+            query = search.find_and_lock
+        elif dialect == "mysql" and search.find_and_return is not None:
             query = search.find_and_return
         page = {"only": wanted.resource_id, "after": after, "last": last, "page": limit, "alone": int(alone)}
 
@@ -250,8 +254,10 @@ class OrphanStore:
                 return Claimed()
             claimed = Claimed(last=rows[-1].resource_id)
             ids = found = self._left(resource_type, rows, wanted)
-            locked: Sequence[Any] = rows if on_mariadb else ()
-            if ids and on_mariadb and query is search.find:
+            locked: Sequence[Any] = ()
+            if query is search.find_and_return:
+                locked = rows
+            elif ids and dialect == "mysql":
                 locked = tx.execute(search.lock, {**key, "of_resources": found}).all()
                 ids = [row.resource_id for row in locked]
             if ids:

@@ -119,7 +119,7 @@ class AlikeRequests:
 
     @property
     def kept(self) -> int:
-        """Returns for how many nodes answers are kept. All of these nodes have passed the filters."""
+        """Returns the number of nodes with kept answers. All of these nodes have passed the filters."""
         return 0 if self._known is None else len(self._known.rows)
 
     def drop_expired(self) -> None:

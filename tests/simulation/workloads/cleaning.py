@@ -27,7 +27,7 @@ class Cleaning(Placement):
         ("cleanup", "auto_cleanup_enabled"): True,
         ("cleanup", "auto_cleanup_checks"): 1,
         ("cleanup", "interval"): 12.0,
-        # So that sets are full, and a second thread helps.
+        # So small that sets are full, and the cleaner starts its second thread.
         ("cleanup", "batch"): 2,
         ("cleanup", "backoff"): 1.0,
         ("cleanup", "backoff_longest"): 4.0,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import random
 import sys
@@ -921,14 +920,15 @@ class CleanerTests(CleanerCase):
             self.orphan(uuid)
         cleaner, handler = self.cleaner(handler=ThingSetHandler, batch=2)
         assert isinstance(handler, ThingSetHandler)
-        after_commit, names = handler.after_commit, collections.defaultdict[str, list[str]](list)
+        after_commit, begins = handler.after_commit, set[str]()
         taken = threading.Event()
         claim = cleaner._orphans.claim
 
-        def count(*given: Any, **more: Any) -> Any:
+        def note(*given: Any, **more: Any) -> Any:
             claimed = claim(*given, **more)
-            names[more["after"]] += list(claimed.leases)
-            if len([each for each in names.values() if each]) == 2:
+            if claimed.leases:
+                begins.add(more["after"])
+            if len(begins) == 2:
                 taken.set()
             return claimed
 
@@ -936,7 +936,7 @@ class CleanerTests(CleanerCase):
             self.assertTrue(taken.wait(30), "no second set was taken while the first one was cleaned")
             after_commit(leases, resources)
 
-        cleaner._orphans.claim = count  # type: ignore[method-assign]
+        cleaner._orphans.claim = note  # type: ignore[method-assign]
         handler.after_commit = wait  # type: ignore[method-assign]
         self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 16})
         self.assertEqual(sorted(handler.tidied), [f"{number:x}0" for number in range(16)], "each once")

@@ -96,6 +96,11 @@ class _Helper:
         if self._thread is None:
             self._thread = threads.try_start(self._run, name=f"cleaner-{self._kind}-2")
 
+    @property
+    def started(self) -> bool:
+        """Whether a thread was started."""
+        return self._thread is not None
+
     def join(self) -> Counter[str]:
         """Waits until the thread has ended, if it was started, and returns the number of rows by outcome."""
         if self._thread is not None:
@@ -196,6 +201,10 @@ class Cleaner:
             done.update(helper.join())
         if helper.error is not None:
             raise helper.error
+        if helper.started:
+            # Each thread skips the rows that the other one has locked. MariaDB also locks the row behind the last one of a set,
+            # which that thread does not take. Without another round, such a row would wait for the next pass.
+            clean(begin, done)
 
     def _clean_round(
         self,

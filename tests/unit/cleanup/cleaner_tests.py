@@ -33,7 +33,7 @@ from moorage.cleanup.interface import (
     SetCleanupHandler,
     retry,
 )
-from moorage.cleanup.orphans import OrphanStore
+from moorage.cleanup.orphans import Claimed, OrphanStore
 from moorage.cleanup.tables import cleanup_history
 from moorage.cleanup.totals import ClaimCounts, TakeOutcome
 from moorage.clock import Clock, SystemClock
@@ -938,6 +938,32 @@ class CleanerTests(CleanerCase):
 
         cleaner._orphans.claim = note  # type: ignore[method-assign]
         handler.after_commit = wait  # type: ignore[method-assign]
+        self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 16})
+        self.assertEqual(sorted(handler.tidied), [f"{number:x}0" for number in range(16)], "each once")
+
+    def test_what_each_of_two_threads_skips_because_of_the_other_is_cleaned_in_the_same_pass(self) -> None:
+        for uuid in (f"{number:x}0" for number in range(16)):
+            self.orphan(uuid)
+        cleaner, handler = self.cleaner(handler=ThingSetHandler, batch=2)
+        assert isinstance(handler, ThingSetHandler)
+        claim, clean_round, rounds = cleaner._orphans.claim, cleaner._clean_round, list[int]()
+        full = threading.Event()
+
+        def count(*given: Any) -> None:
+            rounds.append(given[4])
+            clean_round(*given)
+
+        def one_set(*given: Any, **more: Any) -> Any:
+            """Claims one set, then nothing, as if the other thread had locked all, until both threads have ended."""
+            if full.is_set() and len(rounds) < 3:
+                return Claimed()
+            claimed = claim(*given, **more)
+            if claimed.leases:
+                full.set()
+            return claimed
+
+        cleaner._clean_round = count  # type: ignore[assignment,method-assign]
+        cleaner._orphans.claim = one_set  # type: ignore[method-assign]
         self.assertEqual(cleaner.clean(AFTER_DEAD), {"done": 16})
         self.assertEqual(sorted(handler.tidied), [f"{number:x}0" for number in range(16)], "each once")
 

@@ -195,11 +195,18 @@ WAITING = (
 
 
 class Transfer:
-    """A statement that takes rows of a set, in both forms: not every database tells which rows it has changed."""
+    """A statement that takes the rows of a set, in each of its forms.
+
+    :ivar plain: for databases that do not return the rows that they change.
+    :ivar returning: for databases that do.
+    :ivar to_one_token: for rows whose fences the transaction has locked, so that it knows the new token, if all get the same one.
+        MariaDB reads no fence for it.
+    """
 
     def __init__(self, statement: sa.Update) -> None:
         self.plain = statement.where(_RAISED_SINCE)
         self.returning = self.plain.returning(*TAKEN_COLUMNS)
+        self.to_one_token = statement.values(token=_TOKEN).where(workers.c.token < _TOKEN)
 
 
 #: A late message must not give an agent again what it has handed to the schedulers.

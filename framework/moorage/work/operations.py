@@ -303,8 +303,8 @@ class SqlOperationStore(OperationStore):
 
         :param key: ``of_type``, ``of_resources`` (in order, so that two who take do not wait for each other), and what else the
             statement's conditions ask for.
-        :param locked: the rows of the set, if the transaction has locked them, as they are when all of them are taken. MariaDB
-            then needs no read after the update.
+        :param locked: the rows of the set, if the transaction has locked them and their fences, as they are when all of them are
+            taken. MariaDB then needs no read after the update.
         """
         of_many = {"of_type": key["of_type"], "of_resources": key["of_resources"]}
         mine = {"to_owner": identity.uuid, "to_epoch": identity.epoch}
@@ -312,7 +312,9 @@ class SqlOperationStore(OperationStore):
         values = {**key, **mine, "lease_micros": self._lease_micros}
         if self._database.dialect != "mysql":
             return tx.execute(statement.returning, values).all()
-        count = tx.execute(statement.plain, values).rowcount
+        tokens = {row.token for row in locked}
+        taking = statement.to_one_token if len(tokens) == 1 else statement.plain
+        count = tx.execute(taking, {**values, "to_token": min(tokens, default=0)}).rowcount
         return locked if count == len(locked) else tx.execute(statements.TAKEN, {**of_many, **mine}).all()
 
     @override

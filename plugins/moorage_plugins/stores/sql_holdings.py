@@ -97,6 +97,11 @@ class SqlHoldings(SqlPart, AllocationLedger):
             if self._database.run(lambda tx, uuid=uuid: self._drop(tx, uuid, overdue=True))  # type: ignore[misc]
         ]
 
+    @override
+    def has_expired(self) -> bool:
+        with self._database.read() as tx:
+            return tx.execute(statements.OVERDUE, {"of_limit": 1}).first() is not None
+
     def _drop(
         self,
         tx: sa.Connection,

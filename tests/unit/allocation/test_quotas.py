@@ -283,9 +283,10 @@ class QuotaTests(SqlCase, unittest.TestCase):
         self.store.set_quota("p", "VCPU", 1)
         request = ClaimRequest(new_uuid(), {self.node.uuid: {"VCPU": 1}}, "r", "p", lifetime=1000.0)
         self.store.claim(request)
-        self.assertEqual([], self.store.expire())
+        self.assertEqual((False, []), (self.store.has_expired(), self.store.expire()))
         self.store.renew(request.consumer, 0.0)
-        self.assertEqual([request.consumer], self.store.expire())
+        self.assertEqual((True, [request.consumer]), (self.store.has_expired(), self.store.expire()))
+        self.assertFalse(self.store.has_expired())
         self.assertEqual({"VCPU": 0}, self.used())
 
     def test_many_changes_of_one_transaction_are_counted_together(self) -> None:

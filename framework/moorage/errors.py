@@ -64,6 +64,11 @@ class MoorageError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    @property
+    def is_outcome_unknown(self) -> bool:
+        """Whether what failed may have been done all the same: the store did not answer a COMMIT."""
+        return self.details.get("outcome") == "unknown"
+
 
 class ConfigError(MoorageError):
     """The configuration cannot be used; the service must not start with it."""

@@ -48,6 +48,7 @@ PUBLIC: dict[str, Audience] = {
     # What each family's plugins implement.
     "moorage.*.interface": Audience.PLUGINS,
     "moorage.allocation.interface.*": Audience.PLUGINS,
+    "moorage.scheduling.interface.*": Audience.PLUGINS,
     "moorage.instances.moves": Audience.PLUGINS,
     "moorage.scheduling.instance_fields": Audience.PLUGINS,
     "moorage.scheduling.traits": Audience.PLUGINS,

@@ -48,6 +48,7 @@ from moorage_plugins.stores import (
     combiner,
     quota_enforcement,
     sql,
+    sql_claim_sets,
     sql_claims,
     sql_holdings,
     statements,
@@ -411,17 +412,17 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(
         "combined claims are answered before their commit",
         _B,
-        wrap(sql_claims.SqlAllocationLedger, "_claim_together", planting.answered_early),
+        wrap(sql_claim_sets.SqlClaimSets, "_claim_together", planting.answered_early),
     ),
     Mutant(
         "a refused claim undoes the others of its transaction",
         _B,
-        put(sql_claims.SqlAllocationLedger, "_together", planting.refusals_undo_others),
+        put(sql_claim_sets.SqlClaimSets, "_together", planting.refusals_undo_others),
     ),
     Mutant(
         "claims of a commit of unknown outcome are not looked up",
         _B,
-        put(sql_claims.SqlAllocationLedger, "_look_up", planting.believe_committed),
+        put(sql_claim_sets.SqlClaimSets, "_look_up", planting.believe_committed),
     ),
     Mutant(
         "combined claims that lost a race are taken for made",

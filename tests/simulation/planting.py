@@ -548,7 +548,7 @@ def looked_up_room() -> None:
                 before[of_class].used + amount > (before[of_class].total - before[of_class].reserved)
                 for of_class, amount in wanted.items()
             ):
-                raise sql_claims._RefusedError
+                raise sql_claims.RefusedError
             tx.execute(made(len(wanted), self._step_rule), sql_holdings.parameters(number, wanted))
 
     sql_claims.SqlAllocationLedger._take = looked_up  # type: ignore[method-assign]

@@ -99,7 +99,11 @@ class BulkPlacer:
         """
         done = [each for each in placed.values() if isinstance(each, Selection)]
         made = {each.record.uuid: each.record for each in done if not each.repeated}
-        uncertain = [uuid for uuid, each in placed.items() if isinstance(each, Exception) and _is_unknown(each)]
+        uncertain = [
+            uuid
+            for uuid, each in placed.items()
+            if isinstance(each, errors.StoreUnavailable) and each.is_outcome_unknown
+        ]
         # If any was placed before, the request is a repetition, which finds them once more.
         is_first = made and len(made) == len(done)
         left, kept = list[str](), list[str]()
@@ -136,8 +140,3 @@ class BulkPlacer:
                     return False
                 LOG.warning("Instance %s could not be given back (%s); once more.", uuid, error)
         return True
-
-
-def _is_unknown(error: BaseException) -> bool:
-    """Returns whether a claim failed at its commit, which may have been done."""
-    return isinstance(error, errors.StoreUnavailable) and error.details.get("outcome") == "unknown"

@@ -27,7 +27,7 @@ class Selection:
     :param record: has no host, and the selection no node, where the instance exists and holds nothing on any node.
     :param alternates: (host, node) of the next best, where it could go when its build fails.
     :param limits: what the filters promised of the node; the claim has checked those that it knows.
-    :param shown: what the claim wrote, and ``token``; see :class:`moorage.scheduling.interface.ClaimResult`.
+    :param shown: what the claim wrote, and ``token``; see :class:`moorage.scheduling.interface.claims.ClaimResult`.
     """
 
     record: InstanceRecord

@@ -13,7 +13,7 @@ The words and rules are those of Nova and Placement:
 
 Resources have two meanings, each with a type of its own. :data:`GivenResources` are what a flavor of the catalogue or of a body
 says. :data:`HeldResources` are the sums of all groups: what an instance holds, and what quotas, weighers, agents and
-:class:`moorage.scheduling.interface.Flavor` count. :func:`held_resources` makes these sums, and only
+:class:`moorage.scheduling.interface.requests.Flavor` count. :func:`held_resources` makes these sums, and only
 :class:`moorage.scheduling.flavor_requests.FlavorResolver` puts them into a request.
 """
 

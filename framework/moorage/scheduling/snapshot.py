@@ -49,7 +49,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The fleet at one moment; see :class:`moorage.scheduling.interface.Fleet`."""
+    """The fleet at one moment; see :class:`moorage.scheduling.interface.plugins.Fleet`."""
 
     nodes: Sequence[NodeState]
     capacities: Mapping[str, Floats]

@@ -691,7 +691,7 @@ class WorkLoop(Generic[R]):
                 LOG.debug("%d operations end, and %d begin, without each other: %s", len(part), len(new), _text(error))
                 if isinstance(error, errors.MoorageError):
                     for job, _ in part:
-                        job.unknown = job.unknown or error.details.get("outcome") == "unknown"
+                        job.unknown = job.unknown or error.is_outcome_unknown
         told_at = {(each.kind, uuid): at for each in new for uuid, at in each.told_at.items()}
         # A message that came twice counts twice.
         self._free(sum(len(each.told) for each in new) - len(begun))
@@ -737,7 +737,7 @@ class WorkLoop(Generic[R]):
             except (errors.StoreUnavailable, errors.StoreBusy) as error:
                 LOG.warning("%d operations are done but not written yet: %s", len(batch), error.message)
                 for job, _ in batch:
-                    job.unknown = job.unknown or error.details.get("outcome") == "unknown"
+                    job.unknown = job.unknown or error.is_outcome_unknown
                 stopping = self._clock.wait(self._stopping, _PAUSE)
                 if not stopping and self._clock.monotonic() < deadline:
                     continue

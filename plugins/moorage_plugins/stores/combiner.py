@@ -171,7 +171,7 @@ class Combiner:
     def _settle(self, batch: Sequence[Member], error: errors.StoreUnavailable) -> None:
         """Decide claims whose transaction failed with the store. If the outcome of the commit is unknown, they are looked up."""
         left = [each for each in batch if not each.decided]
-        if error.details.get("outcome") == "unknown":
+        if error.is_outcome_unknown:
             try:
                 self._look_up(left)
             except Exception as failure:  # noqa: BLE001  (the outcome stays unknown, which is what the callers are told)

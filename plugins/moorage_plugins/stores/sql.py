@@ -36,7 +36,7 @@ from moorage_plugins.stores.combiner import Combiner, Member, is_combinable
 from moorage_plugins.stores.providers import DeletedMeanwhile, ensure
 from moorage_plugins.stores.sql_candidates import SqlCandidates
 from moorage_plugins.stores.sql_catalogue import SqlCatalogue
-from moorage_plugins.stores.sql_claims import SqlAllocationLedger
+from moorage_plugins.stores.sql_claim_sets import SqlClaimSets
 from moorage_plugins.stores.sql_names import SqlNames
 from moorage_plugins.stores.sql_part import no_such_provider, shown
 from moorage_plugins.stores.sql_pools import SqlPools
@@ -61,7 +61,7 @@ _PROVIDERS = (
 _PROVIDERS_OF = _PROVIDERS.where(resource_providers.c.uuid.in_(sa.bindparam("uuids", expanding=True)))
 
 
-class SqlStore(SqlCatalogue, SqlNames, SqlAllocationLedger, SqlPools, SqlTrees, SqlQuotas, SqlCandidates, FullStore):
+class SqlStore(SqlCatalogue, SqlNames, SqlClaimSets, SqlPools, SqlTrees, SqlQuotas, SqlCandidates, FullStore):
     """Claims in SQLite, PostgreSQL or MariaDB; several hosts may use it at once.
 
     A claim of one provider costs four statements and a commit, one of k providers 2 + 2k, however many consumers they have. Claims

@@ -14,8 +14,8 @@ takes any room or holds up anybody at a provider, and then learns that it is one
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,34 +27,26 @@ from moorage import errors
 from moorage.allocation.interface import (
     AllocationChange,
     AllocationItem,
-    BatchCompanion,
     ClaimOutcome,
     Companion,
     Expect,
     GenerationConflict,
     InventoryChange,
     InventoryItem,
-    RefusedTogether,
 )
-from moorage.context import acting_for
-from moorage.db import Duplicate, JournalEvent, execute_set, record
+from moorage.db import JournalEvent, record
 from moorage_plugins.stores import capacity_statements, providers, statements
 from moorage_plugins.stores.checks import check_changes, check_reshape, refusals, steps_of_reshape
-from moorage_plugins.stores.combiner import Member
 from moorage_plugins.stores.quota_enforcement import CountedBefore
 from moorage_plugins.stores.sql_holdings import SqlHoldings, counted_before, microseconds, parameters
 from moorage_plugins.stores.sql_part import no_such_provider
 
-__all__ = ["SqlAllocationLedger"]
+__all__ = ["AtProvider", "RefusedError", "SqlAllocationLedger", "StaleError", "new_consumer", "record_claim"]
 
 LOG = logging.getLogger(__name__)
-#: How often a combined transaction is done again without the claims that it cannot make.
-_ROUNDS = 4
-#: How often claims are looked up after a commit of unknown outcome. The claims that wait for the next transaction wait meanwhile.
-_LOOKS = 2
 
 
-class _RefusedError(Exception):
+class RefusedError(Exception):
     """Inside of a change: not everything was taken; the transaction must be undone."""
 
 
@@ -62,20 +54,12 @@ class _RacedError(Exception):
     """Inside of a change: the consumers are not as this try took them to be; look, in a new transaction."""
 
 
-class _StaleError(Exception):
+class StaleError(Exception):
     """Inside of a change: the remembered id of a provider is not its id any more."""
 
 
 class _LimitedError(Exception):
     """Inside of a change: no turn was taken, perhaps because a project has limits."""
-
-
-class _LeftOutError(Exception):
-    """Inside of a combined transaction: these claims cannot share it; undo it, and do it again without them."""
-
-    def __init__(self, members: Collection[Member]) -> None:
-        super().__init__(f"{len(members)} claims")
-        self.members = members
 
 
 class _Try(enum.Enum):
@@ -86,7 +70,7 @@ class _Try(enum.Enum):
 
 
 @dataclass(slots=True)
-class _AtProvider:
+class AtProvider:
     """What a change does at one provider: give back by class number, then take consumer by consumer."""
 
     uuid: str
@@ -98,8 +82,6 @@ class _AtProvider:
 
 class SqlAllocationLedger(SqlHoldings):
     """Claims, changes of claims, leases on consumers."""
-
-    # -- changing -------------------------------------------------------------------------------------------------
 
     @override
     def replace(
@@ -143,11 +125,11 @@ class SqlAllocationLedger(SqlHoldings):
                 if how is _Try.CHECKED or all(each.request_id is None for each in changes):
                     raise
                 how = _Try.CHECKED
-            except _StaleError:
+            except StaleError:
                 # A provider that a consumer leaves is named by its residents alone.
                 self._forget({uuid for each in changes for uuid in (*each.resources, *each.residents)})
                 self._forget({each.provider for each in inventories})
-            except _RefusedError:
+            except RefusedError:
                 self._explain(changes, inventories)
         names = ", ".join(each.consumer for each in changes[:3])
         raise errors.StoreBusy(
@@ -187,7 +169,7 @@ class SqlAllocationLedger(SqlHoldings):
         outcomes = self._outcomes(tx, changes, known)
         for each, outcome in zip(changes, outcomes, strict=True):
             if each.resources or each.consumer in known:
-                _record(tx, each, outcome)
+                record_claim(tx, each, outcome)
         return outcomes
 
     def _enter(self, tx: sa.Connection, change: AllocationChange, how: _Try, counted: dict[str, Any]) -> bool:
@@ -231,7 +213,7 @@ class SqlAllocationLedger(SqlHoldings):
             if row is not None:
                 raise _conflict(change, row)
             return False
-        values = _new_consumer(change)
+        values = new_consumer(change)
         try:
             if change.lifetime is None:
                 tx.execute(statements.ADD_CONSUMER, values)
@@ -306,7 +288,7 @@ class SqlAllocationLedger(SqlHoldings):
             change = reshaped.get(plan.uuid)
             if change is not None:
                 if self._turn(tx, plan.uuid, change.expected_generation).id != number:
-                    raise _StaleError  # deleted and made again since its id was remembered
+                    raise StaleError  # deleted and made again since its id was remembered
                 added |= self._reshape(tx, number, change, keep=True)
             else:
                 limited |= self._first_turn(tx, number, plan, unlimited)
@@ -337,7 +319,7 @@ class SqlAllocationLedger(SqlHoldings):
             return "", limited | self._quotas.look(tx, unknown)
         return (unknown.pop() if unknown else ""), limited
 
-    def _first_turn(self, tx: sa.Connection, number: int, plan: _AtProvider, unlimited: str) -> set[str]:
+    def _first_turn(self, tx: sa.Connection, number: int, plan: AtProvider, unlimited: str) -> set[str]:
         """As :func:`_take_turn`; the project, if it has limits."""
         try:
             _take_turn(tx, number, plan, unlimited)
@@ -347,7 +329,7 @@ class SqlAllocationLedger(SqlHoldings):
             return found
         return set()
 
-    def _take(self, tx: sa.Connection, number: int, plan: _AtProvider) -> None:
+    def _take(self, tx: sa.Connection, number: int, plan: AtProvider) -> None:
         before = dict(plan.gives)
         for wanted in plan.takes:
             # Above capacity only as far as the consumers held it before.
@@ -357,7 +339,7 @@ class SqlAllocationLedger(SqlHoldings):
             if lowers:
                 values |= {f"lowers_{place}": int(of_class in lowers) for place, of_class in enumerate(wanted)}
             if tx.execute(statement, values).rowcount != len(wanted):
-                raise _RefusedError
+                raise RefusedError
             for of_class, amount in wanted.items():
                 before[of_class] = before.get(of_class, 0) - amount
 
@@ -367,10 +349,10 @@ class SqlAllocationLedger(SqlHoldings):
         changes: Sequence[AllocationChange],
         inventories: Sequence[InventoryChange],
         held: Sequence[Any],
-    ) -> tuple[dict[int, _AtProvider], list[dict[str, Any]]]:
-        plans: dict[int, _AtProvider] = {}
+    ) -> tuple[dict[int, AtProvider], list[dict[str, Any]]]:
+        plans: dict[int, AtProvider] = {}
         for row in held:
-            plan = plans.setdefault(row.id, _AtProvider(row.uuid))
+            plan = plans.setdefault(row.id, AtProvider(row.uuid))
             plan.gives[row.resource_class_id] = plan.gives.get(row.resource_class_id, 0) + row.used
         wanted = {uuid for each in changes for uuid in each.resources} | {each.provider for each in inventories}
         seen: dict[str, int | None] = {}
@@ -383,9 +365,9 @@ class SqlAllocationLedger(SqlHoldings):
         if not seen.keys() <= wanted:
             ids |= self._known_ids(tx, seen.keys() - wanted)
         for uuid, number in ids.items():
-            plan = plans.setdefault(number, _AtProvider(uuid))
+            plan = plans.setdefault(number, AtProvider(uuid))
             if plan.uuid != uuid:
-                raise _StaleError  # a remembered id that was given to another provider since
+                raise StaleError  # a remembered id that was given to another provider since
             plan.seen = seen.get(uuid)
         names = {name for each in changes for amounts in each.resources.values() for name in amounts}
         numbers = self._classes.numbers(tx, names)
@@ -490,190 +472,8 @@ class SqlAllocationLedger(SqlHoldings):
         for reason in refusals(changes, present, own, self._step_rule):
             raise reason
 
-    # -- together -------------------------------------------------------------------------------------------------
 
-    def _alone(self, member: Member) -> ClaimOutcome:
-        """Make one claim. It may be that of another thread."""
-
-        def note(outcomes: Sequence[ClaimOutcome]) -> None:
-            member.written = outcomes[0]
-
-        with acting_for(member.context):
-            tries = None if member.alone else 1
-            return self._persistently([member.change], (), member.companion, note, tries)[0]
-
-    def _together(self, members: Sequence[Member]) -> None:
-        """Make claims of new consumers in one transaction; see :class:`moorage_plugins.stores.combiner.Combiner`."""
-        left = _without_rivals(members)
-        for _ in range(_ROUNDS):
-            if len(left) < 2:
-                break
-            try:
-                outcomes = self._database.run(
-                    lambda tx, left=left: self._claim_together(tx, left),  # type: ignore[misc]
-                    attempts=1,
-                )
-            except _LeftOutError as error:
-                out = set(error.members)
-            except errors.QuotaExceeded as error:
-                out = {each for each in left if each.change.project == error.details["project"]}
-            except (_RefusedError, _StaleError, errors.NotFound, Duplicate) as error:
-                out = self._misfits(left)
-                if not out:
-                    raise
-                LOG.debug("%d of %d claims cannot be made together (%r).", len(out), len(left), error)
-            else:
-                for each, outcome in zip(left, outcomes, strict=True):
-                    each.outcome = outcome
-                break
-            left = [each for each in left if each not in out]
-        for each in members:
-            each.alone = each.outcome is None
-
-    def _claim_together(self, tx: sa.Connection, members: Sequence[Member]) -> Sequence[ClaimOutcome]:
-        """Lock and write in the order of :meth:`_change`: consumers, providers, what the companions write; quotas are last."""
-        changes = sorted((each.change for each in members), key=lambda each: each.consumer)
-        leased = [_new_consumer(each) | {"new_lifetime": microseconds(each.lifetime)} for each in changes]
-        tx.execute(statements.ADD_LEASED_CONSUMER, leased)
-        plans, rows = self._plans(tx, changes, (), ())
-        unlimited, limited = self._limits(tx, changes)
-        if unlimited:
-            limited |= self._quotas.look(tx, [unlimited])
-        turns = [
-            {"of_provider": number, "of_uuid": plan.uuid, "of_residents": plan.seen}
-            for number, plan in sorted(plans.items())
-        ]
-        if tx.dialect.name != "sqlite" and len(plans) > 1:
-            # A set statement locks in no order.
-            tx.execute(statements.LOCK_PROVIDERS, {"numbers": sorted(plans)})
-        if execute_set(tx, statements.BUMP_GENERATIONS, turns) != len(turns):
-            raise _RefusedError
-        self._take_together(tx, plans)
-        tx.execute(statements.ADD_ALLOCATIONS, rows)
-        self._quotas.note(tx, changes, {}, limited)
-        _accompany(tx, members)
-        outcomes = self._outcomes(tx, [each.change for each in members], (), len(members))
-        for each, outcome in zip(members, outcomes, strict=True):
-            with acting_for(each.context):
-                _record(tx, each.change, outcome)
-            each.written = outcome
-        return outcomes
-
-    def _take_together(self, tx: sa.Connection, plans: Mapping[int, _AtProvider]) -> None:
-        """Take what claims want of their providers. One statement, if no two claims want different amounts of the same.
-
-        :raises _RefusedError: the count of rows says that not everything was taken.
-        """
-        rounds: list[list[Mapping[str, int]]] = []
-        for number, plan in sorted(plans.items()):
-            # Plain dictionaries: counters take a twentieth of the scheduler's time for a claim.
-            amounts: dict[tuple[int, int], int] = {}
-            for each in plan.takes:
-                for pair in each.items():
-                    amounts[pair] = amounts.get(pair, 0) + 1
-            seen: dict[int, int] = {}
-            for (of_class, amount), times in sorted(amounts.items()):
-                place = seen.get(of_class, 0)
-                if place == len(rounds):
-                    rounds.append([])
-                rounds[place].append({**parameters(number, {of_class: amount}), "times": times})
-                seen[of_class] = place + 1
-        statement = capacity_statements.take(1, self._step_rule, False, True)
-        for rows in rounds:
-            if execute_set(tx, statement, rows) != len(rows):
-                raise _RefusedError
-
-    def _misfits(self, members: Sequence[Member]) -> set[Member]:
-        """The claims that a combined transaction was refused for, by what is read now: a hint, the next transaction decides.
-
-        The claims are looked at in their order; each takes the room that is left by those before it.
-        """
-        out: set[Member] = set()
-        uuids = sorted({uuid for each in members for uuid in (*each.change.resources, *each.change.residents)})
-        with self._database.read() as tx:
-            consumers = {"consumers": [each.change.consumer for each in members]}
-            known = {row.consumer_uuid for row in tx.execute(statements.CONSUMERS, consumers)}
-            rows = {row.uuid: row for row in tx.execute(statements.VERSIONS, {"uuids": uuids})}
-            found = self._inventory_rows(tx, [row.id for row in rows.values()])
-        self._forget(uuid for uuid in uuids if uuid not in rows or self._ids.get(uuid) != rows[uuid].id)
-        present = {
-            (uuid, item.resource_class): (item, used)
-            for uuid, row in rows.items()
-            for item, used in found.get(row.id, ())
-        }
-        for each in members:
-            change = each.change
-            outdated = any(
-                version is not None and (uuid not in rows or rows[uuid].residents != version)
-                for uuid, version in change.residents.items()
-            )
-            if outdated or change.consumer in known or any(refusals([change], present, {}, self._step_rule)):
-                out.add(each)
-                continue
-            for uuid, amounts in change.resources.items():
-                for name, amount in amounts.items():
-                    item, used = present[uuid, name]
-                    present[uuid, name] = (item, used + amount)
-        return out
-
-    def _look_up(self, members: Sequence[Member]) -> None:
-        """Set the outcomes of the claims that a transaction of unknown outcome has committed."""
-
-        def work(tx: sa.Connection) -> list[ClaimOutcome | None]:
-            return [self._committed(tx, each) for each in members]
-
-        found = self._database.read_run(work, attempts=_LOOKS, deadline=self._database.lock_timeout)
-        for each, outcome in zip(members, found, strict=True):
-            each.outcome = outcome
-
-    def _committed(self, tx: sa.Connection, member: Member) -> ClaimOutcome | None:
-        """The outcome of a claim if it is committed. Only a claim with a request key can be told from that of another request.
-
-        The claim is a repetition only if the transaction of unknown outcome has not made it.
-        """
-        try:
-            found = self._repeated(tx, [member.change]) if member.change.request_id is not None else None
-        except GenerationConflict:
-            return None
-        if not found:
-            return None
-        written = member.written
-        is_new = written is not None and not written.repeated and set(written.allocations) == set(found[0].allocations)
-        return replace(found[0], repeated=not is_new)
-
-
-def _without_rivals(members: Sequence[Member]) -> list[Member]:
-    """The claims without those that expect a version of a node's residents which an earlier claim changes.
-
-    A claim raises the version of each node that it names, whether it expects a version or not.
-    """
-    left, raised = [], set[str]()
-    for each in members:
-        expected = {uuid for uuid, version in each.change.residents.items() if version is not None}
-        if not expected & raised:
-            left.append(each)
-            raised |= {*each.change.resources, *each.change.residents}
-    return left
-
-
-def _accompany(tx: sa.Connection, members: Sequence[Member]) -> None:
-    """Call the companions of claims that share a transaction, those of a kind at once.
-
-    :raises _LeftOutError: a companion refuses claims.
-    """
-    sets: dict[type[BatchCompanion], list[Member]] = {}
-    for each in members:
-        if isinstance(each.companion, BatchCompanion):
-            sets.setdefault(type(each.companion), []).append(each)
-    for kind, alike in sets.items():
-        try:
-            kind.together(tx, [each.companion for each in alike])
-        except RefusedTogether as error:
-            out = [each for each in alike if each.companion in error.companions]
-            raise _LeftOutError(out or members) from error
-
-
-def _take_turn(tx: sa.Connection, number: int, plan: _AtProvider, unlimited: str = "") -> None:
+def _take_turn(tx: sa.Connection, number: int, plan: AtProvider, unlimited: str = "") -> None:
     """Write the provider's row, so that no other transaction changes its counters or residents.
 
     :param unlimited: a project that is taken to have no limits.
@@ -692,7 +492,7 @@ def _take_turn(tx: sa.Connection, number: int, plan: _AtProvider, unlimited: str
         raise _LimitedError
     # A provider that was deleted and created again has another id under its uuid.
     if plan.seen is None or tx.execute(statements.PROVIDER_ID, {"of_uuid": plan.uuid}).scalar() != number:
-        raise _StaleError
+        raise StaleError
     raise errors.ResidentsChanged(
         f"The instances of node {plan.uuid} changed since the filters judged them. Ask the filters again.",
         provider=plan.uuid,
@@ -721,14 +521,15 @@ def _conflict(change: AllocationChange, row: Any) -> GenerationConflict:
     return GenerationConflict(message, consumer=change.consumer, expected=expected, present=present)
 
 
-def _record(tx: sa.Connection, change: AllocationChange, outcome: ClaimOutcome) -> None:
+def record_claim(tx: sa.Connection, change: AllocationChange, outcome: ClaimOutcome) -> None:
     """Record what a consumer holds from now on. The event names providers, so it is shown to readers of the system only."""
     what = "change" if change.resources else "delete"
     held = {uuid: dict(amounts) for uuid, amounts in change.resources.items()}
     record(tx, JournalEvent(f"claim.{what}", f"claim/{change.consumer}", outcome.consumer_generation, {"holds": held}))
 
 
-def _new_consumer(change: AllocationChange) -> dict[str, Any]:
+def new_consumer(change: AllocationChange) -> dict[str, Any]:
+    """Returns the parameters that insert the row of a new consumer, but for its lifetime."""
     return {
         "uuid": change.consumer,
         "consumer_type": change.consumer_type or "",

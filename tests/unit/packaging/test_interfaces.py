@@ -162,13 +162,13 @@ DEMANDS: dict[int, dict[str, set[str]]] = {
             "listeners(topic)",
             "serve(topic, server, handler, threads)",
         },
-        "moorage.scheduling.interface.HostFilter": {
+        "moorage.scheduling.interface.plugins.HostFilter": {
             "host_passes(host_state, spec_obj)",
         },
-        "moorage.scheduling.interface.HostWeigher": {
+        "moorage.scheduling.interface.plugins.HostWeigher": {
             "weigh_rows(fleet, rows, spec)",
         },
-        "moorage.scheduling.interface.InstanceSource": {
+        "moorage.scheduling.interface.requests.InstanceSource": {
             "all(after, limit)",
             "by_hosts(hosts)",
         },

@@ -87,7 +87,7 @@ class NovaMetric:
 
 
 class NovaHostState:
-    """A node. Attributes that are not here are those of :class:`~moorage.scheduling.interface.HostState`.
+    """A node. Attributes that are not here are those of :class:`~moorage.scheduling.interface.plugins.HostState`.
 
     :param row: which row of the fleet it is.
     :param counted: called when a class reads the node's instances or their number.

@@ -1,65 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scheduling plugins implement, and the plain data that crosses the border."""
+"""What filters and weighers implement, and the columns of the fleet that they judge."""
 
 from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from oslo_context import context as oslo_context
 
 from moorage.extensions import ExtensionPoint
-from moorage.inventory import InventoryItem
-from moorage.read_only import EMPTY, FrozenDict, freeze_fields, frozen_mapping
+from moorage.scheduling.interface.nodes import Aggregate, ProviderState
+from moorage.scheduling.interface.requests import InstanceRecord, RequestSpec
 
 __all__ = [
     "API_VERSION",
-    "FILTERS",
-    "SKIP",
-    "WEIGHERS",
-    "Aggregate",
-    "Column",
-    "Fleet",
-    "FleetChanges",
-    "FleetSource",
-    "FreeByProvider",
-    "HostFilter",
-    "HostState",
-    "HostWeigher",
-    "Holds",
-    "NodeState",
-    "Propose",
-    "ProviderState",
-    "Residents",
     "Rows",
-    "Skip",
-    "ClaimResult",
-    "Claimer",
-    "Flavor",
-    "InstanceRecord",
-    "InstanceSource",
-    "Mask",
-    "RequestSpec",
-    "ServerGroup",
-    "SetClaimer",
-    "WantedClaim",
     "Where",
+    "Mask",
+    "Skip",
+    "SKIP",
+    "Column",
+    "FreeByProvider",
+    "HostState",
+    "Fleet",
+    "HostFilter",
+    "HostWeigher",
+    "FILTERS",
+    "WEIGHERS",
 ]
 
 API_VERSION = (1, 0)
-
 #: Numbers of rows of a fleet, ascending.
 Rows = npt.NDArray[np.intp]
-#: Provider uuid -> resource class -> units: what a claim takes of which provider.
-Holds = Mapping[str, Mapping[str, int]]
-#: Called with pairs (provider uuid, resource class) that have refused the request; returns what else a claim may take of which
-#: providers of the node, or None.
-Propose = Callable[[frozenset[tuple[str, str]]], Holds | None]
 #: Rows of a fleet, or ``slice(None)`` for all of them: a column indexed by that is the column itself, not a copy.
 Where = Rows | slice
 #: Yes or no for each of some rows.
@@ -73,251 +49,6 @@ class Skip(enum.Enum):
 
 
 SKIP: Final = Skip.SKIP
-
-
-@dataclass(frozen=True, slots=True)
-class Flavor:
-    """A named size. ``flavorid`` is stable; two flavors are the same when their flavorid is, whatever their versions are.
-
-    :param resources: resource class -> units: VCPU, MEMORY_MB, DISK_GB, PGPU and custom classes. They are the sums of all request
-        groups of the extra specs (:mod:`moorage.scheduling.resource_request`).
-    :param version: the version of the catalogue that has these contents; 0: the request brought them along.
-    """
-
-    flavorid: str
-    resources: Mapping[str, int]
-    extra_specs: Mapping[str, str] = field(default_factory=dict)
-    version: int = 0
-
-    def __post_init__(self) -> None:
-        freeze_fields(self, "resources", "extra_specs")
-
-
-@dataclass(frozen=True, slots=True)
-class ServerGroup:
-    """Instances that want to be together, or apart.
-
-    :param policy: ``affinity``, ``anti-affinity``, ``soft-affinity`` or ``soft-anti-affinity``.
-    :param max_server_per_host: how many of them one node may have under ``anti-affinity``.
-    :param members: uuids of those that are known, the request's own instance left out; the scheduler adds those that its view
-        has under the group's name.
-    :param nodes: uuids of the nodes on which members are; filled in from the view when the request is decided.
-    :param left: uuid of the node that the instance is evacuated from: members there do not count. Empty: all count.
-    """
-
-    name: str
-    policy: str
-    max_server_per_host: int = 1
-    members: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    left: str = ""
-
-
-@dataclass(frozen=True)
-class RequestSpec:
-    """What is asked of the scheduler for one instance, or for several alike.
-
-    :param hints: scheduler hints, name -> list of strings (``same_host``, ``different_host``, ...).
-    :param image: what is known of the image: ``id``, ``properties`` and what else the requester said.
-    :param rebuild: the instance stays where it is (that node is the only candidate) and gets another image: only filters with
-        ``RUN_ON_REBUILD`` are asked.
-    :param ignore_nodes: uuids or names of nodes where it shall not go.
-    :param limits: what the filters promised of the node that is being claimed (:meth:`HostFilter.limits`); filled in by the
-        scheduler.
-    :param residents: the version of the node's instances (:class:`Residents`) that the filters judged: the claim must fail when
-        the node has another one. None: no filter judged them. Filled in by the scheduler.
-    :param decision: how the node that is being claimed was chosen: ``considered``, ``passed`` and ``removed`` (filter -> nodes).
-        Filled in by the scheduler.
-    :param properties: further fields of the request that only some filters read.
-    :param all_projects: the requester may see every project. Otherwise hints and server groups that name an instance of another
-        project are treated as if the instance did not exist.
-    :param powers: what the agent of its host must offer (``compute.commands``). An agent that names no powers may have all.
-    :param propose: names the providers of the node that is being claimed. None: the node has one provider, which gives everything.
-        Filled in by the scheduler.
-    :param held_providers: uuids of the providers that give a rebuilt instance what it asks for outside of request groups; empty:
-        it is no rebuild, or nothing is known of them.
-    """
-
-    instance_uuid: str
-    flavor: Flavor
-    project_id: str = ""
-    user_id: str = ""
-    hints: Mapping[str, Sequence[str]] = field(default_factory=lambda: EMPTY)
-    force_hosts: tuple[str, ...] = ()
-    force_nodes: tuple[str, ...] = ()
-    ignore_hosts: tuple[str, ...] = ()
-    ignore_nodes: tuple[str, ...] = ()
-    requested_host: str | None = None
-    requested_node: str | None = None
-    properties: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
-    availability_zone: str | None = None
-    image: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
-    server_group: ServerGroup | None = None
-    rebuild: bool = False
-    limits: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
-    residents: int | None = None
-    decision: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
-    all_projects: bool = True
-    powers: tuple[str, ...] = ()
-    propose: Propose | None = field(default=None, compare=False, repr=False)
-    held_providers: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        freeze_fields(self, "hints", "properties", "image", "limits", "decision")
-
-    def get_scheduler_hint(self, name: str, default: Any = None) -> Any:
-        """A hint in Nova's way: the text itself when it is the only one, the list otherwise, the default when absent."""
-        values = self.hints.get(name)
-        if values is None:
-            return default
-        return values[0] if len(values) == 1 else list(values)
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceRecord:
-    """An instance as schedulers know it. ``fields`` holds what filters declared in ``instance_fields`` beyond these.
-
-    :param busy: an operation on it is in progress that loads its node (it is being built, moved, ...).
-    :param server_group: the name of its server group, within its project; empty for none.
-    :param holds: what it holds of which providers, where it was claimed a moment ago; None: the store's reading has it.
-    """
-
-    uuid: str
-    host: str
-    node: str
-    flavorid: str
-    resources: Mapping[str, int]
-    project_id: str = ""
-    fields: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
-    busy: bool = False
-    server_group: str = ""
-    holds: Holds | None = None
-
-    def __post_init__(self) -> None:
-        # Without a loop: a scheduler makes one for each instance that a message names.
-        if type(self.resources) is not FrozenDict:
-            object.__setattr__(self, "resources", frozen_mapping(self.resources))
-        if type(self.fields) is not FrozenDict:
-            object.__setattr__(self, "fields", frozen_mapping(self.fields))
-
-
-@dataclass(frozen=True, slots=True)
-class Residents:
-    """The instances of a node as the store has them, those that are moving in included.
-
-    :param version: rises with every change of them. It was read before the instances were.
-    """
-
-    version: int
-    records: tuple[InstanceRecord, ...]
-
-
-class InstanceSource(abc.ABC):
-    """Where instances can be read from: the store of the service that owns them."""
-
-    @abc.abstractmethod
-    def all(self, *, after: str = "", limit: int = 1000) -> Sequence[InstanceRecord]:
-        """Instances that occupy a node, ordered by uuid, a page of ``limit`` after the given uuid."""
-
-    def pages(self, limit: int) -> Iterator[Sequence[InstanceRecord]]:
-        """Yields pages of the instances that occupy a node, in any order. No instance is on two pages.
-
-        An instance that is inserted during the call may be missing.
-        """
-        after = ""
-        while True:
-            page = self.all(after=after, limit=limit)
-            yield page
-            if len(page) < limit:
-                return
-            after = page[-1].uuid
-
-    @abc.abstractmethod
-    def by_hosts(self, hosts: Sequence[str]) -> Sequence[InstanceRecord]:
-        """Instances that occupy a node of one of the hosts; one query for all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimResult:
-    """The claim holds, on ``node_uuid``; ``repeated`` when an earlier try of the same request had taken it.
-
-    :param node_uuid: empty with ``repeated``: the instance exists and holds nothing on any node, since its build failed or it
-        was shelved.
-    :param shown: what was written with a new claim, as JSON data; empty where the claimer does not say.
-    :param holds: which of the proposals of ``propose`` was taken; None: the first one, or there was none.
-    :param token: of the operation that the claim recorded; 0 where the claimer does not say.
-    :param together: how many claims the transaction made.
-    """
-
-    node_uuid: str
-    repeated: bool = False
-    shown: Mapping[str, Any] = field(default_factory=dict)
-    holds: Holds | None = None
-    token: int = 0
-    together: int = field(default=1, compare=False)
-
-
-class Claimer(Protocol):
-    """What the scheduler needs of allocation; bound by the control plane."""
-
-    def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
-        """Take the room on that node.
-
-        :raises CapacityExceeded: another claim was faster; the next candidate may do.
-        :raises ConstraintViolated: this node never takes such a size, or a limit of ``spec.limits`` is reached by now.
-        :raises ResidentsChanged: the node's instances have another version than ``spec.residents``.
-        :raises NotFound: the node is gone (details: ``provider``); the next candidate may do.
-
-        A ConstraintViolated with the detail ``state`` says that the node or its agent is unavailable by now.
-        """
-
-    def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
-        """What an earlier try of the same request has left; asked before a request is refused. None: nothing."""
-
-    def release(self, instance_uuid: str) -> None:
-        """Give the room of a new claim back, and take back what was recorded with it; harmless when there is none.
-
-        :raises InUse: the claim was confirmed (:meth:`SetClaimer.confirm`) or changed since.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class WantedClaim:
-    """A claim of :meth:`SetClaimer.claim_many`; the arguments of :meth:`Claimer.claim`.
-
-    :param context: of the request; by default that of the thread.
-    """
-
-    spec: RequestSpec
-    node_uuid: str
-    host: str
-    request_id: str
-    context: oslo_context.RequestContext | None = field(default_factory=oslo_context.get_current)
-
-
-@runtime_checkable
-class SetClaimer(Claimer, Protocol):
-    """A claimer that makes several claims at once."""
-
-    def claim_many(self, wanted: Sequence[WantedClaim]) -> list[ClaimResult | BaseException]:
-        """Claim for several instances; of each the result, or what :meth:`claim` would have raised. No claim undoes another."""
-
-    def confirm(self, instances: Sequence[str]) -> None:
-        """Have claims stay that earlier tries of a request have made: :meth:`release` gives none of them back from here on.
-
-        :raises Conflict: a claim is gone or was changed; none is confirmed.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class Aggregate:
-    """A named set of nodes with metadata, as Nova has them."""
-
-    name: str
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        freeze_fields(self, "metadata")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -351,115 +82,6 @@ class FreeByProvider:
 
     rows: Rows
     free: npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class ProviderState:
-    """A resource provider that the instances of a node can hold resources of.
-
-    :param parent: uuid of the provider above; None for a root.
-    :param shared: it is a pool, in another tree; other nodes take of it too.
-    """
-
-    uuid: str
-    parent: str | None
-    inventories: tuple[InventoryItem, ...]
-    used: Mapping[str, int]
-    traits: frozenset[str] = frozenset()
-    shared: bool = False
-
-    def __post_init__(self) -> None:
-        freeze_fields(self, "used")
-
-
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """What is known of a node beside its instances, as the control plane reads it from fleet, allocation and services.
-
-    :param up: its agent's heartbeats arrive.
-    :param enabled: neither the node nor its agent is disabled, and the node is not in maintenance.
-    :param disabled_reason: why it is not enabled; empty when it is.
-    :param traits: the traits of its own provider.
-    :param capacity: by class, the sum of its own provider and all below it; of a class that none of them has, that of the roomiest
-        pool. Likewise ``used``.
-    :param providers: its own provider, then those below it (NUMA cells, GPUs), then the pools that it takes of. Empty: its own
-        provider gives everything.
-    """
-
-    uuid: str
-    name: str
-    host: str
-    capacity: Mapping[str, float]
-    used: Mapping[str, int]
-    can_host: bool = True
-    up: bool = True
-    enabled: bool = True
-    properties: Mapping[str, Any] = field(default_factory=dict)
-    aggregates: tuple[Aggregate, ...] = ()
-    disabled_reason: str = ""
-    traits: frozenset[str] = frozenset()
-    providers: tuple[ProviderState, ...] = ()
-
-    def __post_init__(self) -> None:
-        freeze_fields(self, "capacity", "used", "properties")
-
-    @property
-    def own_and_nested(self) -> tuple[ProviderState, ...]:
-        """The providers; at least its own one."""
-        if self.providers:
-            return self.providers
-        items = tuple(InventoryItem(name, 1, allocation_ratio=amount) for name, amount in self.capacity.items())
-        return (ProviderState(self.uuid, None, items, self.used, self.traits),)
-
-
-@dataclass(frozen=True, slots=True)
-class ExcludedTargets:
-    """What gets no new instances at one moment.
-
-    :param down: hosts whose agent is down.
-    :param disabled: host -> why, of agents that are disabled or do not work on instances.
-    :param nodes: uuid -> why, of nodes that are disabled or in maintenance.
-    """
-
-    down: frozenset[str] = frozenset()
-    disabled: Mapping[str, str] = field(default_factory=dict)
-    nodes: Mapping[str, str] = field(default_factory=dict)
-
-    def applied(self, node: NodeState) -> NodeState:
-        """The node with these states; the same object when nothing differs."""
-        up = node.host not in self.down
-        reason = self.nodes.get(node.uuid) or self.disabled.get(node.host, "")
-        if up == node.up and reason == node.disabled_reason:
-            return node
-        return replace(node, up=up, enabled=not reason, disabled_reason=reason)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetChanges:
-    """What changed between two readings of the fleet.
-
-    :param changed: nodes that are new or have changed, without the states of :class:`ExcludedTargets`.
-    :param removed: uuids of nodes that are gone; some of them may never have been known.
-    """
-
-    changed: tuple[NodeState, ...] = ()
-    removed: frozenset[str] = frozenset()
-
-
-class FleetSource(Protocol):
-    """Where the scheduler reads nodes; bound by the control plane."""
-
-    def nodes(self) -> Iterable[NodeState]:
-        """All nodes that have a host."""
-
-    def changes(self, *, compare: bool = False) -> FleetChanges | None:
-        """Reads what changed since the last reading of nodes or changes; None: all nodes must be read.
-
-        :param compare: also find what a transaction committed long after it had written.
-        """
-
-    def unavailable(self) -> ExcludedTargets:
-        """What gets no new instances now; cheap enough to be called every second."""
 
 
 class HostState(Protocol):

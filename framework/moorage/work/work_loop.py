@@ -30,7 +30,7 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -40,8 +40,9 @@ from moorage.clock import Clock
 from moorage.context import acting_for, anonymous
 from moorage.db import MICROSECONDS
 from moorage.hang_detector import HangDetector, Progress
-from moorage.work.interface import Disposition, Operation
+from moorage.work.interface import Disposition
 from moorage.work.job import Finished, Job, Key, Stopped, Work, WorkObserver, WorkReport
+from moorage.work.waiting import WaitingOperations, drain, drain_more
 
 __all__ = ["WorkLoop"]
 
@@ -51,10 +52,6 @@ R = TypeVar("R")
 #: Seconds before a transaction is tried again after the store was away.
 _PAUSE = 0.5
 _STOPPING = "the service is stopping"
-#: Operations that a sweep reads at a time.
-_PAGE = 500
-#: Seconds before a sweep takes a failed operation again: after its first owner, and at most. It doubles with each owner.
-_FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 300.0
 #: How often a result that cannot be written is replaced by another one.
 _REPLACEMENTS = 2
 #: Seconds between two transactions of the finishing thread of a busy loop.
@@ -129,25 +126,12 @@ class WorkLoop(Generic[R]):
         self._clock = clock
         self._batch = batch
         self._operations, self._ahead = operations, ahead
-        self._limit = queue
         self._deadline = deadline if work.deadline is None else work.deadline
         self._grace = grace
         self._observer = observer or WorkObserver()
         self._tidies = type(work).ended is not Work.ended
-        self._lock = threads.lock()
-        self._queued: set[Key] = set()
-        #: How many operations the queue had no room for since it last held all that wait.
-        self._left_out = 0
-        #: By type, the last id that was queued before the queue was full.
-        self._begin_after: dict[str, str] = {}
-        #: When the messages for those arrived; 0 for what a sweep has found.
-        self._told_at: dict[Key, int] = {}
-        #: Of the operations that the taking thread takes now.
-        self._told_of_taken: dict[Key, int] = {}
-        #: When a sweep may take a failed operation again, on the monotonic clock.
-        self._not_before: dict[Key, float] = {}
         self._renewer = work.store.renewer(f"{name}-renew")
-        self._keys: threads.Queue[Key | None] = threads.queue()
+        self._waiting = WaitingOperations(name, work, clock, queue, self._renewer.keeps)
         self._done: threads.Queue[Finished[R] | _Beginning | Callable[[], object] | None] = threads.queue()
         #: Jobs that were taken and have not ended. Those that were given up are counted apart.
         self._held = self._given_up = 0
@@ -182,27 +166,7 @@ class WorkLoop(Generic[R]):
         """
         if resource_type not in self._work.types:
             raise errors.InvalidInput(f"{self._name} does no operations on resources of the type {resource_type}.")
-        self._enqueue((resource_type, resource_id), int(self._clock.wall() * MICROSECONDS))
-
-    def _enqueue(self, key: Key, told_at: int = 0) -> bool:
-        """Puts an operation into the queue; False if there is no room.
-
-        :param told_at: when a message asked for it; 0: none did.
-        """
-        with self._lock:
-            self._not_before.pop(key, None)
-            if key in self._queued:
-                self._told_at[key] = self._told_at.get(key) or told_at
-                return True
-            if len(self._queued) >= self._limit:
-                if not self._left_out:
-                    LOG.warning("%s: %d operations wait; more are left to the store for now.", self._name, self._limit)
-                self._left_out += 1
-                return False
-            self._queued.add(key)
-            self._told_at[key] = told_at
-        self._keys.put(key)
-        return True
+        self._waiting.add((resource_type, resource_id), int(self._clock.wall() * MICROSECONDS))
 
     def sweep(self) -> None:
         """Finds operations whose message was lost, those of an earlier epoch, and those with an expired lease.
@@ -211,12 +175,12 @@ class WorkLoop(Generic[R]):
         """
         self._give_up_hung()
         self._report()
-        self._look()
+        self._waiting.look()
 
     @property
     def is_behind(self) -> bool:
         """Whether operations wait in the store for which the queue had no room. The loop takes them later."""
-        return self._left_out > 0
+        return self._waiting.is_behind
 
     def in_order(self, call: Callable[[], object]) -> None:
         """Has a function called by the finishing thread: after what was committed before, and before what is committed later."""
@@ -240,8 +204,7 @@ class WorkLoop(Generic[R]):
     @property
     def depth(self) -> tuple[int, int]:
         """How many operations wait in the queue, and how many jobs are held."""
-        with self._lock:
-            waiting = len(self._queued)
+        waiting = len(self._waiting)
         with self._changed:
             return waiting, self._held
 
@@ -256,7 +219,7 @@ class WorkLoop(Generic[R]):
         if not self._taker.ident:
             return
         end = None if self._grace is None else self._clock.monotonic() + self._grace
-        self._keys.put(None)
+        self._waiting.end()
         self._taker.join(self._until(end))
         with self._changed:
             while self._held and self._until(end) != 0:
@@ -317,71 +280,21 @@ class WorkLoop(Generic[R]):
 
     # -- taking -----------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Queues the due operations of the store until the queue is full. Several threads may call this method at once."""
-        with self._lock:
-            left_out = self._left_out
-        for kind, page in self._pages():
-            with self._lock:
-                queued = [each for each in page if (kind, each.resource_id) in self._queued]
-            if queued:
-                self._work.waits(kind, queued)
-            # Ends at the first operation that the queue has no room for.
-            if not all(self._enqueue((kind, each.resource_id)) for each in page if self._is_due(each)):
-                return
-            self._begin_after[kind] = page[-1].resource_id if page else ""
-        self._begin_after.clear()
-        with self._lock:
-            if self._left_out == left_out:
-                # All that waits is queued.
-                self._left_out = 0
-
-    def _pages(self) -> Iterator[tuple[str, Sequence[Operation]]]:
-        """Yields the type and a page of its operations in the store. The types take turns, so that no type waits for all others."""
-        sources = {kind: self._pages_of(kind) for kind in self._work.types}
-        # Most types have one page. One transaction reads the first pages of all types.
-        with self._work.database.shared_read():
-            found = {kind: next(pages, None) for kind, pages in sources.items()}
-        while found:
-            for kind, page in found.items():
-                if page is not None:
-                    yield kind, page
-            found = {kind: next(sources[kind], None) for kind, page in found.items() if page is not None}
-
-    def _pages_of(self, kind: str) -> Iterator[Sequence[Operation]]:
-        """Yields all operations of one type by pages. The first page follows the last id that was queued before the queue was full.
-
-        Otherwise the resources with the lowest ids would always come first.
-        """
-        for after in dict.fromkeys((self._begin_after.get(kind, ""), "")):
-            while True:
-                page = self._work.source(kind, after, _PAGE)
-                yield page
-                if len(page) < _PAGE:
-                    break
-                after = page[-1].resource_id
-
-    def _is_due(self, found: Operation) -> bool:
-        key = (found.resource_type, found.resource_id)
-        # Kept here, and yet to be had: its lease could not be renewed. The store decides when it finishes. With another token it is
-        # a later operation, which does not wait for the call that has lost its lease.
-        if self._renewer.keeps(*key, found.token):
-            return False
-        with self._lock:
-            return self._clock.monotonic() >= self._not_before.get(key, float("-inf"))
-
     def _take(self) -> None:
-        while (keys := self._next_keys()) is not None:
+        while (told_at := self._next_keys()) is not None:
             for kind in self._work.types:
-                wanted = [resource_id for each, resource_id in keys if each == kind]
+                wanted = [resource_id for each, resource_id in told_at if each == kind]
                 if wanted:
-                    self._take_many(kind, wanted)
-            if self._left_out and len(self._queued) <= self._limit // 2:
-                self._logged(self._look)
+                    self._take_many(kind, wanted, told_at)
+            if self._waiting.should_look:
+                self._logged(self._waiting.look)
 
-    def _next_keys(self) -> list[Key] | None:
-        """Waits for operations, up to a batch, and for room for all of them. None when the loop stops."""
-        keys, running = _drain(self._keys, self._most_taken)
+    def _next_keys(self) -> Mapping[Key, int] | None:
+        """Waits for operations, up to a batch, and for room for all of them.
+
+        :returns: those that are due, as :meth:`WaitingOperations.leave` returns them; None when the loop stops.
+        """
+        keys, running = self._waiting.drain(self._most_taken)
         with self._changed:
             while self._is_full(len(keys)) and not self._stopping.is_set():
                 self._changed.wait()
@@ -389,13 +302,7 @@ class WorkLoop(Generic[R]):
                 return None
             # Held before they leave the queue, so that :attr:`depth` never shows neither.
             self._held += len(keys)
-        with self._lock:
-            # From here on a message for the same resource counts again: it may be of another operation.
-            self._queued.difference_update(keys)
-            self._told_of_taken = {key: self._told_at.pop(key, 0) for key in keys}
-            # What failed while its key waited is left to a sweep, after its pause.
-            now = self._clock.monotonic()
-            due = [key for key in keys if now >= self._not_before.get(key, float("-inf"))]
+        due = self._waiting.leave(keys)
         self._free(len(keys) - len(due))
         return due
 
@@ -420,18 +327,17 @@ class WorkLoop(Generic[R]):
         ahead = max(self._ahead_now(), more) if self._ahead else 0
         return self._held + more > self._operations + ahead or self._given_up >= _HANGING
 
-    def _take_many(self, kind: str, wanted: Sequence[str]) -> None:
+    def _take_many(self, kind: str, wanted: Sequence[str], told_at: Mapping[Key, int]) -> None:
         missing = {(kind, each) for each in wanted}
         try:
             with plugin_isolation.isolate_plugin_call(self._name):
                 if told := self._work.told_of(kind, wanted):
                     missing.difference_update((kind, each) for each in told)
-                    told_at = {each: self._told_of_taken.get((kind, each), 0) for each in told}
-                    self._done.put(_Beginning(kind, told, told_at))
+                    self._done.put(_Beginning(kind, told, {each: told_at.get((kind, each), 0) for each in told}))
                     wanted = [each for each in wanted if each not in told]
                 for job in self._work.take(kind, wanted) if wanted else ():
                     missing.discard(job.key)
-                    self._start([(job, self._told_of_taken.get(job.key, 0))])
+                    self._start([(job, told_at.get(job.key, 0))])
         except (errors.MoorageError, OSError) as error:
             LOG.warning("%d operations on %s are put off until the next sweep: %s", len(missing), kind, _text(error))
             self._free(len(missing))
@@ -542,12 +448,8 @@ class WorkLoop(Generic[R]):
             self._let_go(job, reason)
             self._became([job], Disposition.STALE)
             return
-        pause = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2.0 ** min(job.lease.attempts - 1, 16))
-        with self._lock:
-            # Before the row is released: the taker may have its key in the queue since before this job began.
-            self._not_before[job.key] = self._clock.monotonic() + pause
-            while len(self._not_before) > self._limit:
-                del self._not_before[next(iter(self._not_before))]
+        # Before the row is released: the taker may have its key in the queue since before this job began.
+        self._waiting.put_off(job.key, job.lease.attempts)
         self._let_go(job, reason)
 
     @staticmethod
@@ -604,11 +506,11 @@ class WorkLoop(Generic[R]):
         In a busy loop transactions follow each other after :data:`_INTERVAL` seconds, and a transaction writes all that has come
         meanwhile.
         """
-        found, running = _drain(self._done, lambda: self._batch)
+        found, running = drain(self._done, lambda: self._batch)
         left = self._wrote_at + _INTERVAL - self._clock.monotonic()
         if running and left > 0 and len(found) < self._batch and self._is_busy(found):
             self._clock.wait(self._stopping, left)
-            running = _drain_more(self._done, found, self._batch)
+            running = drain_more(self._done, found, self._batch)
         return found, running
 
     def _is_busy(self, found: Sequence[Any]) -> bool:
@@ -659,9 +561,7 @@ class WorkLoop(Generic[R]):
 
     def _note_written(self, jobs: Sequence[Job[R]]) -> None:
         self._became(jobs, Disposition.DONE)
-        with self._lock:
-            for job in jobs:
-                self._not_before.pop(job.key, None)
+        self._waiting.end_pauses([job.key for job in jobs])
         for job in jobs:
             held = job.lease
             with acting_for(job.context):
@@ -697,7 +597,7 @@ class WorkLoop(Generic[R]):
         self._free(sum(len(each.told) for each in new) - len(begun))
         self._start([(job, told_at.pop(job.key)) for job in begun])
         for key, at in told_at.items():
-            self._enqueue(key, at)
+            self._waiting.add(key, at)
         return done
 
     def _parts(self, batch: Sequence[Finished[R]]) -> collections.deque[tuple[Sequence[Finished[R]], int]]:
@@ -805,28 +705,3 @@ class WorkLoop(Generic[R]):
 
 def _text(error: BaseException) -> str:
     return error.message if isinstance(error, errors.MoorageError) else plugin_isolation.format_exception(error)
-
-
-def _drain(source: threads.Queue[Any], limit: Callable[[], int]) -> tuple[list[Any], bool]:
-    """Waits for an item of the queue, and returns it with those behind it. False ends the loop: None was in the queue.
-
-    :param limit: how many items are returned at most; asked when the first one is there.
-    """
-    item = source.get()
-    if item is None:
-        return [], False
-    found = [item]
-    return found, _drain_more(source, found, limit())
-
-
-def _drain_more(source: threads.Queue[Any], found: list[Any], most: int) -> bool:
-    """Adds the items of the queue until there are ``most``, and waits for none. False ends the loop: None was in the queue."""
-    while len(found) < most:
-        try:
-            item = source.get_nowait()
-        except threads.Empty:
-            break
-        if item is None:
-            return False
-        found.append(item)
-    return True

@@ -631,7 +631,7 @@ class AgentTests(unittest.TestCase):
         fleet = self.fleet = self.make_fleet(queue=2, operations=1, batch=1)
         agent = fleet.agent()
         uuids = [fleet.place() for _ in range(5)]
-        with self.assertLogs("moorage.work.work_loop", "WARNING"):
+        with self.assertLogs("moorage.work.waiting", "WARNING"):
             for uuid in uuids:
                 agent.build_instance(uuid)
             agent.start()

@@ -26,7 +26,7 @@ from moorage.rpc.server import RpcDispatcher
 from moorage.services.interface import ServiceIdentity
 from moorage.testing.clock import ManualClock
 from moorage.testing.database import empty_tables
-from moorage.work import work_loop
+from moorage.work import waiting
 from moorage.work.interface import Phase
 from moorage.work.job import Job, Work, WorkObserver, WorkReport
 from moorage.work.operations import SqlOperationStore
@@ -408,7 +408,7 @@ class LoopTests(LoopCase):
         names = [f"t{number:02}" for number in range(25)]
         self.want(*names)
         loop = self.loop(queue=4)
-        with self.assertLogs("moorage.work.work_loop", "WARNING") as said:
+        with self.assertLogs("moorage.work.waiting", "WARNING") as said:
             for each in names:
                 loop.ask("thing", each)
             loop.sweep()
@@ -422,9 +422,9 @@ class LoopTests(LoopCase):
         self.want(*(f"t{number:02}" for number in range(40)))
         loop = self.loop(queue=4)
         loop.sweep()
-        page = mock.patch.object(work_loop, "_PAGE", 5)
+        page = mock.patch.object(waiting, "_PAGE", 5)
         reading = mock.patch.object(self.work, "source", side_effect=self.work.source)
-        with page, reading as source, self.assertNoLogs("moorage.work.work_loop", "WARNING"):
+        with page, reading as source, self.assertNoLogs("moorage.work", "WARNING"):
             loop.sweep()
         self.assertEqual(1, source.call_count)
 
@@ -439,12 +439,12 @@ class LoopTests(LoopCase):
         self.database.run(create)
         loop = self.loop(queue=5)
         seen: list[set[tuple[str, str]]] = []
-        with mock.patch.object(work_loop, "_PAGE", 2), mock.patch.object(Things, "types", types):
+        with mock.patch.object(waiting, "_PAGE", 2), mock.patch.object(Things, "types", types):
             for _ in range(12):
                 loop.sweep()
-                seen.append(set(loop._queued))
+                seen.append(set(loop._waiting._told_at))
                 # As if they had been tried in vain: they wait still, and the others have their turn.
-                loop._queued.clear()
+                loop._waiting._told_at.clear()
         self.assertEqual({"thing", "other"}, {kind for kind, _ in seen[0]})
         self.assertEqual(wanted, set().union(*seen))
 

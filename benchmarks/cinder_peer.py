@@ -84,7 +84,9 @@ def main() -> None:
         subprocess.run([programs / "python", "-m", "pip", "install", "-q", *PACKAGES], check=True)
     settings = arguments.folder.resolve() / "cinder.conf"
     settings.write_text(f"[database]\nconnection = {arguments.database}\n")
-    subprocess.run([programs / "cinder-manage", "--config-file", settings, "db", "sync"], check=True, stdout=sys.stderr)
+    migrated = [programs / "cinder-manage", "--config-file", settings, "db", "sync"]
+    if subprocess.run(migrated, check=False, stdout=sys.stderr).returncode:
+        raise SystemExit(f"The tables of Cinder could not be made in {arguments.database}; its message is above.")
     program = arguments.folder.resolve() / "inside.py"
     program.write_text(INSIDE)
     inside = [programs / "python", "-W", "ignore", program, settings, str(arguments.lifecycles), str(arguments.rows)]

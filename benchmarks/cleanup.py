@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 from typing_extensions import override
 
+from moorage import errors
 from moorage.cleanup.cleaner import Cleaner, Policy
 from moorage.cleanup.conditions import OrphansOfService
 from moorage.cleanup.interface import SetCleanupHandler
@@ -195,7 +196,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         url = arguments.database or f"sqlite:///{folder}/benchmark.sqlite"
         database = Database(url)
-        prepare(database)
+        try:
+            prepare(database)
+        except errors.MoorageError as error:
+            raise SystemExit(error.message) from error
         sizes = [int(each) for each in arguments.rows.split(",")]
         counts = [int(each) for each in arguments.cleaners.split(",")]
         report = {

@@ -312,9 +312,10 @@ class SqlOperationStore(OperationStore):
         values = {**key, **mine, "lease_micros": self._lease_micros}
         if self._database.dialect != "mysql":
             return tx.execute(statement.returning, values).all()
-        tokens = {row.token for row in locked}
-        taking = statement.to_one_token if len(tokens) == 1 else statement.plain
-        count = tx.execute(taking, {**values, "to_token": min(tokens, default=0)}).rowcount
+        taking, tokens = statement.plain, {row.token for row in locked}
+        if len(tokens) == 1:
+            taking, values = statement.to_one_token, {**values, "to_token": tokens.pop()}
+        count = tx.execute(taking, values).rowcount
         return locked if count == len(locked) else tx.execute(statements.TAKEN, {**of_many, **mine}).all()
 
     @override

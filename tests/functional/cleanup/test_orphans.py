@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import sqlalchemy as sa
+
 from moorage.cleanup import orphans
+from moorage.work.tables import workers
 from tests.functional.databases import MariadbCase, PostgresqlCase
 from tests.unit.cleanup import orphan_tests
 from tests.unit.cleanup.orphan_tests import KINDS, kept
@@ -38,6 +41,24 @@ class MariadbOrphanTests(MariadbCase, orphan_tests.OrphanTests):
                 self.assertEqual(
                     [_without_time(each) for each in taken], [_without_time(before[each.resource_id]) for each in taken]
                 )
+
+    def test_orphans_that_get_one_token_are_taken_and_nothing_else(self) -> None:
+        for wanted, good, bad in KINDS:
+            with self.subTest(type(wanted).__name__):
+                self.clear()
+                (row, *_) = good.values()
+                everything = {**good, **bad, **kept(wanted, row)}
+                self.rows(everything)
+                search = orphans._SEARCHES[type(wanted)]
+                key = {"of_type": TYPE, "of_resources": sorted(everything), **wanted.parameters}
+                with self.database.write() as tx:
+                    locked = [each for each in tx.execute(search.lock, key) if each.resource_id in good]
+                    self.assertEqual(1, len({each.token for each in locked}), "or the statement is another one")
+                    self.store.transfer(tx, search.take, key, identity("cleaner"), locked)
+                    taken = tx.execute(
+                        sa.select(workers.c.resource_id, workers.c.token).where(workers.c.owner == "service-cleaner")
+                    ).all()
+                self.assertEqual({each.resource_id: each.token for each in locked}, dict(map(tuple, taken)))
 
 
 def _without_time(row: Any) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of the sql store that makes claims of several requests in one transaction.
 
-The :class:`~moorage_plugins.stores.combiner.Combiner` decides which claims share a transaction. It locks and writes in the order of
-a single claim (:mod:`moorage_plugins.stores.sql_claims`), by statements for sets. Those tell only how many rows they have changed.
-When that is too few, the transaction is rolled back, the claims that did not fit are found by a read, and the others are made
-together again; the conditions of that transaction decide, not the read. A claim that fits no set is made alone.
+The :class:`~moorage_plugins.stores.combiner.Combiner` decides which claims share a transaction. The transaction locks and writes in
+the order of a single claim (:mod:`moorage_plugins.stores.sql_claims`), by statements for sets, which tell only how many rows they
+have changed. If these are too few, the transaction is rolled back, a read finds the claims that did not fit, and the others are
+made together again; the conditions of that transaction decide, not the read. A claim that did not fit is made alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _LeftOutError(Exception):
 
 
 class SqlClaimSets(SqlAllocationLedger):
-    """Claims of new consumers, several in one transaction."""
+    """Makes claims of new consumers, several in one transaction."""
 
     def _alone(self, member: Member) -> ClaimOutcome:
         """Make one claim. It may be that of another thread."""

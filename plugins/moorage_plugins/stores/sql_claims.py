@@ -81,7 +81,7 @@ class AtProvider:
 
 
 class SqlAllocationLedger(SqlHoldings):
-    """Claims, changes of claims, leases on consumers."""
+    """Makes and changes single claims, or several of one request, and changes inventories together with claims."""
 
     @override
     def replace(

@@ -518,7 +518,7 @@ class Scale(Placement):
                 (max(each.requests.waiting, each.fanouts.waiting) for each in queues), default=0
             ),
             "waiting writers": len(site.turn._waiters),  # type: ignore[attr-defined]
-            "waiting operations": sum(len(each._queued) for each in loops),
+            "waiting operations": sum(len(each._waiting._told_at) for each in loops),
             "ready threads": len(kernel.ready),
         }
         kernel.later(1.0, self._sample)

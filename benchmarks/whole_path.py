@@ -159,6 +159,10 @@ class Phase:
         after = self._plane.processor()
         self.roles = {role: after[role] - self._before.get(role, 0.0) for role in sorted(after)}
 
+    def rounded(self) -> dict[str, float]:
+        """Seconds of each role."""
+        return {role: round(seconds, 2) for role, seconds in self.roles.items()}
+
     def milliseconds(self, parts: float) -> dict[str, float]:
         """Of each role and of all, for one of so many parts."""
         found = {role: round(1000 * seconds / parts, 3) for role, seconds in self.roles.items()}
@@ -310,12 +314,12 @@ def measure(plane: Plane, arguments: argparse.Namespace) -> dict[str, Any]:
         time.sleep(READING)
     found["import"] = {
         "seconds": round(seconds, 2),
-        "processor_s": {role: round(each, 2) for role, each in cost.roles.items()},
+        "processor_s": cost.rounded(),
     }
     if arguments.settle:
         with Phase(plane) as cost:
             time.sleep(arguments.settle)
-        found["settle"] = {"processor_s": {role: round(each, 2) for role, each in cost.roles.items()}}
+        found["settle"] = {"processor_s": cost.rounded()}
     if arguments.idle:
         with Phase(plane) as cost:
             time.sleep(arguments.idle)

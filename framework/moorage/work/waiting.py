@@ -107,10 +107,10 @@ class WaitingOperations:
         return drain(self._keys, limit)
 
     def leave(self, keys: Sequence[Key]) -> Mapping[Key, int]:
-        """Takes operations out of the queue. From here on a message for the same resource counts again: it may be of another one.
+        """Takes operations out of the queue. Messages for the same resource are queued again from now on.
 
-        :returns: those that are due -> when a message asked for them; 0: none did. What failed while it waited here is not due: a
-            sweep finds it after its pause.
+        :returns: the operations that are due, with the moments when messages asked for them (0: none did). An operation that failed
+            while its key was in the queue is not due; a sweep finds it after its pause.
         """
         with self._lock:
             now = self._clock.monotonic()
@@ -174,8 +174,8 @@ class WaitingOperations:
 
     def _is_due(self, found: Operation) -> bool:
         key = (found.resource_type, found.resource_id)
-        # Kept here, and yet to be had: its lease could not be renewed. The store decides when it finishes. With another token it is
-        # a later operation, which does not wait for the call that has lost its lease.
+        # The loop still does it, but could not renew its lease, so the store shows it as free. The write of its result decides.
+        # With another token it is a later operation, which does not wait for the call that has lost its lease.
         if self._keeps(*key, found.token):
             return False
         with self._lock:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the sql store that makes claims of several requests in one transaction.
+"""Makes claims of several requests in one transaction of the sql store.
 
 The :class:`~moorage_plugins.stores.combiner.Combiner` decides which claims share a transaction. The transaction locks and writes in
 the order of a single claim (:mod:`moorage_plugins.stores.sql_claims`), by statements for sets, which tell only how many rows they
@@ -47,7 +47,7 @@ _LOOKS = 2
 
 
 class _LeftOutError(Exception):
-    """Inside of a combined transaction: these claims cannot share it; undo it, and do it again without them."""
+    """Raised in a combined transaction, which must be undone and done again without these claims."""
 
     def __init__(self, members: Collection[Member]) -> None:
         super().__init__(f"{len(members)} claims")
@@ -58,7 +58,7 @@ class SqlClaimSets(SqlAllocationLedger):
     """Makes claims of new consumers, several in one transaction."""
 
     def _alone(self, member: Member) -> ClaimOutcome:
-        """Make one claim. It may be that of another thread."""
+        """Makes one claim, perhaps for another thread, which waits for it."""
 
         def note(outcomes: Sequence[ClaimOutcome]) -> None:
             member.written = outcomes[0]
@@ -68,7 +68,7 @@ class SqlClaimSets(SqlAllocationLedger):
             return self._persistently([member.change], (), member.companion, note, tries)[0]
 
     def _together(self, members: Sequence[Member]) -> None:
-        """Make claims of new consumers in one transaction; see :class:`moorage_plugins.stores.combiner.Combiner`."""
+        """Makes claims of new consumers in one transaction; see :class:`moorage_plugins.stores.combiner.Combiner`."""
         left = _without_rivals(members)
         for _ in range(_ROUNDS):
             if len(left) < 2:
@@ -96,7 +96,7 @@ class SqlClaimSets(SqlAllocationLedger):
             each.alone = each.outcome is None
 
     def _claim_together(self, tx: sa.Connection, members: Sequence[Member]) -> Sequence[ClaimOutcome]:
-        """Lock and write in the order of :meth:`_change`: consumers, providers, what the companions write; quotas are last."""
+        """Locks and writes in the order of :meth:`_change`: consumers, providers, what the companions write; quotas are last."""
         changes = sorted((each.change for each in members), key=lambda each: each.consumer)
         leased = [new_consumer(each) | {"new_lifetime": microseconds(each.lifetime)} for each in changes]
         tx.execute(statements.ADD_LEASED_CONSUMER, leased)
@@ -125,7 +125,7 @@ class SqlClaimSets(SqlAllocationLedger):
         return outcomes
 
     def _take_together(self, tx: sa.Connection, plans: Mapping[int, AtProvider]) -> None:
-        """Take what claims want of their providers. One statement, if no two claims want different amounts of the same.
+        """Takes the resources of claims from their providers. One statement, if no two claims want different amounts of the same.
 
         :raises RefusedError: the count of rows says that not everything was taken.
         """
@@ -149,7 +149,7 @@ class SqlClaimSets(SqlAllocationLedger):
                 raise RefusedError
 
     def _misfits(self, members: Sequence[Member]) -> set[Member]:
-        """The claims that a combined transaction was refused for, by what is read now: a hint, the next transaction decides.
+        """Returns the claims for which a combined transaction was refused, by a read: a hint, the next transaction decides.
 
         The claims are looked at in their order; each takes the room that is left by those before it.
         """
@@ -182,7 +182,7 @@ class SqlClaimSets(SqlAllocationLedger):
         return out
 
     def _look_up(self, members: Sequence[Member]) -> None:
-        """Set the outcomes of the claims that a transaction of unknown outcome has committed."""
+        """Sets the outcomes of the claims that a transaction of unknown outcome has committed."""
 
         def work(tx: sa.Connection) -> list[ClaimOutcome | None]:
             return [self._committed(tx, each) for each in members]
@@ -192,9 +192,10 @@ class SqlClaimSets(SqlAllocationLedger):
             each.outcome = outcome
 
     def _committed(self, tx: sa.Connection, member: Member) -> ClaimOutcome | None:
-        """The outcome of a claim if it is committed. Only a claim with a request key can be told from that of another request.
+        """Returns the outcome of a claim if it is committed.
 
-        The claim is a repetition only if the transaction of unknown outcome has not made it.
+        None without a request key: such a claim cannot be distinguished from one of another request. The claim is a repetition only
+        if the transaction of unknown outcome has not made it.
         """
         try:
             found = self._repeated(tx, [member.change]) if member.change.request_id is not None else None
@@ -208,7 +209,7 @@ class SqlClaimSets(SqlAllocationLedger):
 
 
 def _without_rivals(members: Sequence[Member]) -> list[Member]:
-    """The claims without those that expect a version of a node's residents which an earlier claim changes.
+    """Returns the claims without those that expect a version of a node's residents which an earlier claim changes.
 
     A claim raises the version of each node that it names, whether it expects a version or not.
     """
@@ -222,7 +223,7 @@ def _without_rivals(members: Sequence[Member]) -> list[Member]:
 
 
 def _accompany(tx: sa.Connection, members: Sequence[Member]) -> None:
-    """Call the companions of claims that share a transaction, those of a kind at once.
+    """Calls the companions of claims that share a transaction, all of one class at once.
 
     :raises _LeftOutError: a companion refuses claims.
     """

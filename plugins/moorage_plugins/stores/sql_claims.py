@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the sql store that takes resources and exchanges them: the conditional claim of the design.
+"""Makes and changes claims in the sql store, by statements whose conditions are on the rows that they write.
 
 One transaction: the rows of the consumers, in the order of their uuids; then, for each provider in the order of its id, a raise of
 its generation (which makes the claimers of that provider take turns), ONE statement that gives back what is held of it, and

@@ -915,11 +915,16 @@ class CleanerTests(CleanerCase):
         # Threads do them side by side.
         self.assertEqual(sorted(uuid for uuid, _ in handler.calls), ["a", "b"])
 
-    def test_a_second_thread_cleans_from_the_opposite_place_when_a_set_is_full(self) -> None:
-        for uuid in (f"{number:x}0" for number in range(16)):
-            self.orphan(uuid)
+    def sixteen_in_sets_of_two(self) -> tuple[Cleaner, ThingSetHandler]:
+        """Makes sixteen orphans whose ids are spread evenly, and a cleaner that claims two at a time."""
+        for number in range(16):
+            self.orphan(f"{number:x}0")
         cleaner, handler = self.cleaner(handler=ThingSetHandler, batch=2)
         assert isinstance(handler, ThingSetHandler)
+        return cleaner, handler
+
+    def test_a_second_thread_cleans_from_the_opposite_place_when_a_set_is_full(self) -> None:
+        cleaner, handler = self.sixteen_in_sets_of_two()
         after_commit, begins = handler.after_commit, set[str]()
         taken = threading.Event()
         claim = cleaner._orphans.claim
@@ -942,10 +947,7 @@ class CleanerTests(CleanerCase):
         self.assertEqual(sorted(handler.tidied), [f"{number:x}0" for number in range(16)], "each once")
 
     def test_what_each_of_two_threads_skips_because_of_the_other_is_cleaned_in_the_same_pass(self) -> None:
-        for uuid in (f"{number:x}0" for number in range(16)):
-            self.orphan(uuid)
-        cleaner, handler = self.cleaner(handler=ThingSetHandler, batch=2)
-        assert isinstance(handler, ThingSetHandler)
+        cleaner, handler = self.sixteen_in_sets_of_two()
         claim, clean_round, rounds = cleaner._orphans.claim, cleaner._clean_round, list[int]()
         full = threading.Event()
 
@@ -968,9 +970,7 @@ class CleanerTests(CleanerCase):
         self.assertEqual(sorted(handler.tidied), [f"{number:x}0" for number in range(16)], "each once")
 
     def test_what_stops_the_second_thread_stops_the_pass(self) -> None:
-        for uuid in (f"{number:x}0" for number in range(16)):
-            self.orphan(uuid)
-        cleaner, _ = self.cleaner(handler=ThingSetHandler, batch=2)
+        cleaner, _ = self.sixteen_in_sets_of_two()
         clean_round, rounds = cleaner._clean_round, list[int]()
 
         def one_fails(*given: Any) -> None:

@@ -194,5 +194,5 @@ class AllocationLedger(abc.ABC):
         """
 
     def has_expired(self) -> bool:
-        """Whether :meth:`expire` may find a consumer now. True where the store does not look, which costs a needless ``expire``."""
+        """Whether the lifetime of any consumer may be over, so that :meth:`expire` must be called. By default always True."""
         return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler needs of allocation: it claims the room that it has chosen."""
+"""Claims resources of nodes that the scheduler has chosen."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ __all__ = ["ClaimResult", "Claimer", "WantedClaim", "SetClaimer"]
 
 @dataclass(frozen=True, slots=True)
 class ClaimResult:
-    """The claim holds, on ``node_uuid``; ``repeated`` when an earlier try of the same request had taken it.
+    """Describes a claim that was made.
 
-    :param node_uuid: empty with ``repeated``: the instance exists and holds nothing on any node, since its build failed or it
-        was shelved.
+    :param node_uuid: the node. Empty with ``repeated``: the instance exists and holds nothing on any node, since its build failed
+        or it was shelved.
+    :param repeated: an earlier try of the same request made the claim.
     :param shown: what was written with a new claim, as JSON data; empty where the claimer does not say.
     :param holds: which of the proposals of ``propose`` was taken; None: the first one, or there was none.
     :param token: of the operation that the claim recorded; 0 where the claimer does not say.
@@ -35,10 +36,10 @@ class ClaimResult:
 
 
 class Claimer(Protocol):
-    """What the scheduler needs of allocation; bound by the control plane."""
+    """Makes and releases claims for the scheduler. The control plane implements it with an allocation store."""
 
     def claim(self, spec: RequestSpec, node_uuid: str, host: str, request_id: str) -> ClaimResult:
-        """Take the room on that node.
+        """Claims the resources of the request on a node.
 
         :raises CapacityExceeded: another claim was faster; the next candidate may do.
         :raises ConstraintViolated: this node never takes such a size, or a limit of ``spec.limits`` is reached by now.
@@ -49,10 +50,10 @@ class Claimer(Protocol):
         """
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
-        """What an earlier try of the same request has left; asked before a request is refused. None: nothing."""
+        """Returns the claim of an earlier try of the same request, or None. Called before a request is refused."""
 
     def release(self, instance_uuid: str) -> None:
-        """Give the room of a new claim back, and take back what was recorded with it; harmless when there is none.
+        """Releases a new claim, and removes what was recorded with it. Does nothing if there is none.
 
         :raises InUse: the claim was confirmed (:meth:`SetClaimer.confirm`) or changed since.
         """
@@ -60,7 +61,7 @@ class Claimer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WantedClaim:
-    """A claim of :meth:`SetClaimer.claim_many`; the arguments of :meth:`Claimer.claim`.
+    """Holds the arguments of :meth:`Claimer.claim` for one claim of :meth:`SetClaimer.claim_many`.
 
     :param context: of the request; by default that of the thread.
     """
@@ -74,13 +75,16 @@ class WantedClaim:
 
 @runtime_checkable
 class SetClaimer(Claimer, Protocol):
-    """A claimer that makes several claims at once."""
+    """Makes several claims at once."""
 
     def claim_many(self, wanted: Sequence[WantedClaim]) -> list[ClaimResult | BaseException]:
-        """Claim for several instances; of each the result, or what :meth:`claim` would have raised. No claim undoes another."""
+        """Makes claims for several instances. No claim undoes another.
+
+        :returns: for each the result, or the error that :meth:`claim` would have raised.
+        """
 
     def confirm(self, instances: Sequence[str]) -> None:
-        """Have claims stay that earlier tries of a request have made: :meth:`release` gives none of them back from here on.
+        """Keeps claims that earlier tries of a request have made: :meth:`release` refuses to release them from now on.
 
         :raises Conflict: a claim is gone or was changed; none is confirmed.
         """

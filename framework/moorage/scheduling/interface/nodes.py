@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes as the scheduler reads them."""
+"""Describes the nodes as the scheduler reads them from the stores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Aggregate", "ProviderState", "NodeState", "ExcludedTargets", "FleetC
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """A named set of nodes with metadata, as Nova has them."""
+    """Names a set of nodes with metadata, like a host aggregate of Nova."""
 
     name: str
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -26,10 +26,10 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class ProviderState:
-    """A resource provider that the instances of a node can hold resources of.
+    """Describes a resource provider of a node: what it has, and what is used of it.
 
     :param parent: uuid of the provider above; None for a root.
-    :param shared: it is a pool, in another tree; other nodes take of it too.
+    :param shared: it is a pool, in another tree; other nodes use it too.
     """
 
     uuid: str
@@ -45,7 +45,7 @@ class ProviderState:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What is known of a node beside its instances, as the control plane reads it from fleet, allocation and services.
+    """Describes a node without its instances, as read from the stores of the fleet, of allocations and of services.
 
     :param up: its agent's heartbeats arrive.
     :param enabled: neither the node nor its agent is disabled, and the node is not in maintenance.
@@ -53,8 +53,8 @@ class NodeState:
     :param traits: the traits of its own provider.
     :param capacity: by class, the sum of its own provider and all below it; of a class that none of them has, that of the roomiest
         pool. Likewise ``used``.
-    :param providers: its own provider, then those below it (NUMA cells, GPUs), then the pools that it takes of. Empty: its own
-        provider gives everything.
+    :param providers: its own provider, then those below it (NUMA cells, GPUs), then the pools that it uses. Empty: its own provider
+        has everything.
     """
 
     uuid: str
@@ -76,7 +76,7 @@ class NodeState:
 
     @property
     def own_and_nested(self) -> tuple[ProviderState, ...]:
-        """The providers; at least its own one."""
+        """The providers; at least its own provider."""
         if self.providers:
             return self.providers
         items = tuple(InventoryItem(name, 1, allocation_ratio=amount) for name, amount in self.capacity.items())
@@ -85,7 +85,7 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class ExcludedTargets:
-    """What gets no new instances at one moment.
+    """Lists the hosts and nodes that get no new instances at one moment.
 
     :param down: hosts whose agent is down.
     :param disabled: host -> why, of agents that are disabled or do not work on instances.
@@ -97,7 +97,7 @@ class ExcludedTargets:
     nodes: Mapping[str, str] = field(default_factory=dict)
 
     def applied(self, node: NodeState) -> NodeState:
-        """The node with these states; the same object when nothing differs."""
+        """Returns the node with these states; the same object if its states are the same."""
         up = node.host not in self.down
         reason = self.nodes.get(node.uuid) or self.disabled.get(node.host, "")
         if up == node.up and reason == node.disabled_reason:
@@ -107,7 +107,7 @@ class ExcludedTargets:
 
 @dataclass(frozen=True, slots=True)
 class FleetChanges:
-    """What changed between two readings of the fleet.
+    """Lists the nodes that changed between two readings of the fleet.
 
     :param changed: nodes that are new or have changed, without the states of :class:`ExcludedTargets`.
     :param removed: uuids of nodes that are gone; some of them may never have been known.
@@ -118,10 +118,10 @@ class FleetChanges:
 
 
 class FleetSource(Protocol):
-    """Where the scheduler reads nodes; bound by the control plane."""
+    """Reads nodes for the scheduler. The control plane implements it."""
 
     def nodes(self) -> Iterable[NodeState]:
-        """All nodes that have a host."""
+        """Reads all nodes that have a host."""
 
     def changes(self, *, compare: bool = False) -> FleetChanges | None:
         """Reads what changed since the last reading of nodes or changes; None: all nodes must be read.
@@ -130,4 +130,4 @@ class FleetSource(Protocol):
         """
 
     def unavailable(self) -> ExcludedTargets:
-        """What gets no new instances now; cheap enough to be called every second."""
+        """Reads the hosts and nodes that get no new instances now; cheap enough to be called every second."""

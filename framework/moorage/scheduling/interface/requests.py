@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of a scheduler, and the instances that it has placed."""
+"""Describes requests to the scheduler, and the instances that are on nodes already."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from moorage.read_only import EMPTY, FrozenDict, freeze_fields, frozen_mapping
 
 __all__ = ["Holds", "Propose", "Flavor", "ServerGroup", "RequestSpec", "InstanceRecord", "Residents", "InstanceSource"]
 
-#: Provider uuid -> resource class -> units: what a claim takes of which provider.
+#: The amounts of a claim: provider uuid -> resource class -> units.
 Holds = Mapping[str, Mapping[str, int]]
-#: Called with pairs (provider uuid, resource class) that have refused the request; returns what else a claim may take of which
-#: providers of the node, or None.
+#: Chooses providers of a node for a claim. Takes the pairs (provider uuid, resource class) that have refused the request so far;
+#: returns amounts from other providers of the node, or None if there are no others.
 Propose = Callable[[frozenset[tuple[str, str]]], Holds | None]
 
 
@@ -39,12 +39,12 @@ class Flavor:
 
 @dataclass(frozen=True, slots=True)
 class ServerGroup:
-    """Instances that want to be together, or apart.
+    """Names instances that shall be on the same node, or on different nodes.
 
     :param policy: ``affinity``, ``anti-affinity``, ``soft-affinity`` or ``soft-anti-affinity``.
     :param max_server_per_host: how many of them one node may have under ``anti-affinity``.
-    :param members: uuids of those that are known, the request's own instance left out; the scheduler adds those that its view
-        has under the group's name.
+    :param members: uuids of the known members, without the instance of the request; the scheduler adds the members that its view
+        has under the name of the group.
     :param nodes: uuids of the nodes on which members are; filled in from the view when the request is decided.
     :param left: uuid of the node that the instance is evacuated from: members there do not count. Empty: all count.
     """
@@ -59,7 +59,7 @@ class ServerGroup:
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """What is asked of the scheduler for one instance, or for several alike.
+    """Asks the scheduler for a node for one instance, or for several alike.
 
     :param hints: scheduler hints, name -> list of strings (``same_host``, ``different_host``, ...).
     :param image: what is known of the image: ``id``, ``properties`` and what else the requester said.
@@ -110,7 +110,7 @@ class RequestSpec:
         freeze_fields(self, "hints", "properties", "image", "limits", "decision")
 
     def get_scheduler_hint(self, name: str, default: Any = None) -> Any:
-        """A hint in Nova's way: the text itself when it is the only one, the list otherwise, the default when absent."""
+        """Returns a hint as Nova does: the text if there is one, the list if there are several, the default if there is none."""
         values = self.hints.get(name)
         if values is None:
             return default
@@ -119,11 +119,12 @@ class RequestSpec:
 
 @dataclass(frozen=True, slots=True)
 class InstanceRecord:
-    """An instance as schedulers know it. ``fields`` holds what filters declared in ``instance_fields`` beyond these.
+    """Describes an instance as schedulers know it.
 
+    :param fields: further fields of the instance that filters declare in ``instance_fields``.
     :param busy: an operation on it is in progress that loads its node (it is being built, moved, ...).
     :param server_group: the name of its server group, within its project; empty for none.
-    :param holds: what it holds of which providers, where it was claimed a moment ago; None: the store's reading has it.
+    :param holds: the amounts of a claim that was made a moment ago; None: what was read from the store includes them.
     """
 
     uuid: str
@@ -147,7 +148,7 @@ class InstanceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Residents:
-    """The instances of a node as the store has them, those that are moving in included.
+    """Lists the instances of a node in the store, including those that are moving to it.
 
     :param version: rises with every change of them. It was read before the instances were.
     """
@@ -157,11 +158,11 @@ class Residents:
 
 
 class InstanceSource(abc.ABC):
-    """Where instances can be read from: the store of the service that owns them."""
+    """Reads instances from the store of the service that owns them."""
 
     @abc.abstractmethod
     def all(self, *, after: str = "", limit: int = 1000) -> Sequence[InstanceRecord]:
-        """Instances that occupy a node, ordered by uuid, a page of ``limit`` after the given uuid."""
+        """Returns a page of the instances that occupy a node, by uuid: up to ``limit`` after the given uuid."""
 
     def pages(self, limit: int) -> Iterator[Sequence[InstanceRecord]]:
         """Yields pages of the instances that occupy a node, in any order. No instance is on two pages.
@@ -178,4 +179,4 @@ class InstanceSource(abc.ABC):
 
     @abc.abstractmethod
     def by_hosts(self, hosts: Sequence[str]) -> Sequence[InstanceRecord]:
-        """Instances that occupy a node of one of the hosts; one query for all of them."""
+        """Returns the instances that occupy a node of one of the hosts; one query for all hosts."""

@@ -43,7 +43,7 @@ HOST, OTHER = "host-1", "host-2"
 
 
 class DriverTestBase(_Base):
-    """What a subclass of the kit gives, and what the tests of the kit use."""
+    """Declares what a subclass of the kit implements, and has the helpers of the tests."""
 
     #: At so many steps of a call, spread evenly over its lines, the driver is killed.
     kills: ClassVar[int] = 40
@@ -51,34 +51,34 @@ class DriverTestBase(_Base):
     # -- what a subclass gives ------------------------------------------------------------------------------------
 
     def make_driver(self, tools: DriverTools) -> ComputeDriver:
-        """A new driver, as an agent that starts has it. What an earlier one of the same host and folder made is still there."""
+        """Makes a new driver, as an agent does when it starts. Workloads of earlier drivers of the host still exist."""
         raise NotImplementedError
 
     def copies(self, host: str, uuid: str) -> Sequence[object]:
-        """What really runs of an instance on a host, seen without the driver: something that tells one run from another."""
+        """Returns what really runs of an instance on a host, without asking the driver: a different value for each run."""
         raise NotImplementedError
 
     def list_opts(self) -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
-        """The options that it reads, as its distribution registers them."""
+        """Returns the options of the driver by group, as its distribution registers them."""
         return ()
 
     def configure(self, conf: cfg.ConfigOpts) -> None:
-        """Set what the test needs."""
+        """Sets the options that the test needs."""
 
     def turn_on_self_fence(self, conf: cfg.ConfigOpts, seconds: float) -> None:
-        """Set what has workloads end with a lease of so many seconds. For drivers that have the power SelfFencing."""
+        """Sets the options that end workloads with a lease of so many seconds. For drivers that have the power SelfFencing."""
         raise NotImplementedError(
             "the driver has the power SelfFencing; override turn_on_self_fence() of the kit, so that its laws are tested"
         )
 
     def workload(self, uuid: str) -> Workload:
-        """One that runs until it is destroyed."""
+        """Makes the description of a workload that runs until it is destroyed."""
         return Workload(uuid=uuid, name="web-1", project_id="red", resources={"VCPU": 1, "MEMORY_MB": 64})
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def state_dir(self) -> Path:
-        """The state folder of this test. What still runs when the test ends is destroyed."""
+        """Returns the state folder of this test. Workloads that still run when the test ends are destroyed."""
         found: Path | None = getattr(self, "_state_dir", None)
         if found is None:
             found = self._state_dir = Path(tempfile.mkdtemp(prefix="moorage-driver-"))
@@ -88,7 +88,7 @@ class DriverTestBase(_Base):
         return found
 
     def driver(self, host: str = HOST, *, self_fence: bool = False) -> Any:
-        """A new :class:`ComputeDriver` of a host, with its further powers.
+        """Makes a new :class:`ComputeDriver` of a host, with its further powers.
 
         :param self_fence: whether its workloads end with the lease of the host.
         """
@@ -114,7 +114,7 @@ class DriverTestBase(_Base):
         return found[self_fence]
 
     def skip_without(self, driver: object, power: Any) -> None:
-        """Skips the test if the driver does not have a further power, which is a protocol of the interface."""
+        """Skips the test if the driver does not implement a protocol of the interface, such as PowerControl."""
         if not isinstance(driver, power):
             self.skipTest(f"the driver has no {power.__name__}")
 
@@ -135,7 +135,7 @@ class DriverTestBase(_Base):
             time.sleep(0.02)
 
     def assert_runs(self, driver: ComputeDriver, uuid: str, token: int) -> object:
-        """Checks that exactly one copy runs, under this token; the copy."""
+        """Checks that exactly one copy of an instance runs, under this token, and returns the copy."""
         seen = driver.inspect()[uuid]
         self.assertEqual((token, WorkloadState.RUNNING), (seen.token, seen.state), seen)
         copies = self.copies(HOST, uuid)
@@ -143,16 +143,16 @@ class DriverTestBase(_Base):
         return copies[0]
 
     def assert_gone(self, driver: ComputeDriver, uuid: str) -> None:
-        """Checks that nothing is left of an instance."""
+        """Checks that the driver knows nothing of an instance, and that no copy runs."""
         self.assertNotIn(uuid, driver.inspect())
         self.assertEqual([], list(self.copies(HOST, uuid)))
 
     def interrupted(
         self, prepare: Callable[[str], object], call: Callable[[ComputeDriver, str], object]
     ) -> Iterator[str]:
-        """Kills the driver at one step after the other of a call; yields an instance's uuid after each kill.
+        """Repeats a call with new instances, and kills the driver at a later step each time. Yields the uuid after each kill.
 
-        :param prepare: makes what there is before the call, with a driver that lives.
+        :param prepare: brings an instance into the state before the call, with a driver that is not killed.
         """
         uuid = new_uuid()
         prepare(uuid)
@@ -167,7 +167,11 @@ class DriverTestBase(_Base):
                 yield uuid
 
     def _killed_at(self, step: int, call: Callable[[], object]) -> int:
-        """Calls in a forked process that kills itself before a line of the driver's package; 0: never. How many lines ran."""
+        """Calls in a forked process that kills itself before a line of the driver's package.
+
+        :param step: the number of the line; 0: no line.
+        :returns: how many lines ran.
+        """
         folder = os.path.dirname(str(sys.modules[type(self.driver()).__module__].__file__)) + os.sep
         reader, writer = os.pipe()
         child = os.fork()
@@ -197,7 +201,7 @@ class DriverTestBase(_Base):
 
 
 class _Tracer:
-    """Counts the lines that are run of files in a folder, and kills the process before one of them."""
+    """Counts the lines that run of the files in a folder, and kills the process before one of them."""
 
     def __init__(self, folder: str, step: int) -> None:
         self._folder = folder
@@ -221,5 +225,5 @@ def state_of(driver: ComputeDriver, uuid: str) -> tuple[int, WorkloadState]:
 
 
 def new_uuid() -> str:
-    """Returns the uuid of a new instance."""
+    """Returns a random uuid for an instance."""
     return str(uuid_module.uuid4())

@@ -27,7 +27,7 @@ class SelfFencingTests(DriverTestBase):
     """Ends and renews the lease of a host: its workloads end with the lease, and not before."""
 
     def _fencing(self, epoch: int = 1, seconds: float = LONG) -> Any:
-        """A driver whose workloads end with the lease of the host, and a lease for so many seconds from now on."""
+        """Makes a driver whose workloads end with the lease of the host, and takes a lease for so many seconds."""
         self.skip_without(self.driver(), SelfFencing)
         driver = self.driver(self_fence=True)
         driver.renew(epoch, self._until(seconds))
@@ -37,7 +37,7 @@ class SelfFencingTests(DriverTestBase):
         return SystemClock().boottime() + seconds
 
     def _await_end(self, uuid: str, until: float) -> None:
-        """Waits until nothing runs of an instance; checks that this is not before the end of the lease."""
+        """Waits until no copy of an instance runs, and checks that this is not before the end of the lease."""
         end = time.monotonic() + SOON
         while copies := self.copies(HOST, uuid):
             self.assertLess(time.monotonic(), end, f"the lease is over, and {copies} run")
@@ -45,7 +45,7 @@ class SelfFencingTests(DriverTestBase):
         self.assertGreaterEqual(SystemClock().boottime(), until, "it ended before the lease")
 
     def _await_seen_end(self, uuid: str, token: int) -> None:
-        """Waits until a driver sees that an instance does not run. It may see that a moment after the last process has ended."""
+        """Waits until a new driver reports that an instance does not run, which may be a moment after its last process ended."""
         end = time.monotonic() + SOON
         while (seen := self.driver(self_fence=True).inspect()[uuid]).state is WorkloadState.RUNNING:
             self.assertLess(time.monotonic(), end, f"nothing runs, and the driver sees {seen}")
@@ -80,7 +80,7 @@ class SelfFencingTests(DriverTestBase):
         self._assert_goes_on(driver, lambda epoch: driver.renew(epoch, self._until(LONG)))
 
     def _assert_goes_on(self, driver: Any, change: Callable[[int], object]) -> None:
-        """Checks that a workload does not end with a lease that an agent of a higher epoch changes before its end."""
+        """Checks that a workload survives the end of a lease if an agent with a higher epoch changed the lease before."""
         uuid = new_uuid()
         for attempt in range(4):
             epoch, token = 2 * attempt + 1, attempt + 1

@@ -58,7 +58,7 @@ class LifecycleTests(DriverTestBase):
             self.assertRegex(trait, r"\A[A-Z0-9_]{1,255}\Z")
 
     def test_resources_are_what_there_is_and_not_what_is_free(self) -> None:
-        """Agents enrol their host with the answer at each start: what runs, and a new driver, must not change it."""
+        """Agents enrol their host with the answer at each start. Neither running workloads nor a new driver may change it."""
         driver, uuid = self.driver(), new_uuid()
         before = driver.resources()
         driver.spawn(self.workload(uuid), 3)
@@ -201,7 +201,7 @@ class LifecycleTests(DriverTestBase):
     # -- at the same time ----------------------------------------------------------------------------------------------
 
     def test_operations_of_one_instance_may_cross(self) -> None:
-        """The newest token wins, whatever older ones do at the same time; what comes late is removed by its token."""
+        """The newest token wins over older ones at the same time; a workload that was made late is destroyed with its token."""
         uuid, tokens = new_uuid(), range(1, 7)
         # Made here, so that all threads get one folder.
         self.state_dir()
@@ -248,7 +248,7 @@ class LifecycleTests(DriverTestBase):
         self.assertEqual(third, self.assert_runs(driver, uuid, 3))
 
     def test_a_power_call_that_comes_late_changes_nothing(self) -> None:
-        """Of an agent that stood still, or of a restart: another operation came meanwhile. A new driver knows it too."""
+        """A call of an agent that was paused, or of a restart, after another operation. A new driver refuses it too."""
         driver, uuid = self.driver(), new_uuid()
         self.skip_without(driver, PowerControl)
         driver.spawn(self.workload(uuid), 3)

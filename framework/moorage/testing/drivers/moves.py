@@ -22,7 +22,7 @@ class MoveTests(DriverTestBase):
     """Moves workloads between two hosts, back and forth: at most one copy runs, wherever a call is killed."""
 
     def _both(self, uuid: str) -> int:
-        """How many copies of an instance run, on both hosts of a move together."""
+        """Returns the number of copies of an instance that run on the two hosts of a move together."""
         return len(self.copies(HOST, uuid)) + len(self.copies(OTHER, uuid))
 
     def _moved(self, uuid: str, operation: str = "migrate") -> Workload:

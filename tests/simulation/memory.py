@@ -132,18 +132,18 @@ class _MemoryDatabase(SimDatabase):
     @override
     def let_go(self) -> None:
         """Keep the connections of a process that lives and uses none of them."""
-        pools = self._write_engine.pool, self._read_engine.pool
-        busy = any(each.checkedout() for each in pools)  # type: ignore[attr-defined]
-        if self.site is not None and not busy and self.connections and all(map(_is_idle, self.connections)):
+        if self.site is not None and not self._is_busy() and self.connections and all(map(_is_idle, self.connections)):
             self._idle_on = self.site.path
         else:
             self.cut()
 
     @override
     def _keeps(self, site: Any) -> bool:
-        pools = self._write_engine.pool, self._read_engine.pool
         found, self._idle_on = self._idle_on, ""
-        return found == site.path and not any(each.checkedout() for each in pools)  # type: ignore[attr-defined]
+        return found == site.path and not self._is_busy()
+
+    def _is_busy(self) -> bool:
+        return any(each.lent for each in (self._writers, self._readers))
 
     @override
     def open_for(self, site: Any, process: Process, clock: Clock) -> None:

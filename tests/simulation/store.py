@@ -84,9 +84,9 @@ class SimDatabase(Database, abc.ABC):
         database_module._LIVING.discard(self)
         self.connections: list[Any] = []
         # SQLAlchemy holds a real lock during an engine's first connection; no other thread may run then.
-        for engine in (self._write_engine, self._read_engine):
-            engine.connect().close()
-            engine.dispose()
+        for each in (self._writers, self._readers):
+            each.engine.connect().close()
+            each.dispose()
 
     def open_for(self, site: Any, process: Process, clock: Clock) -> None:
         """Belong to a process of a schedule from now on; what the one before left open is its own."""
@@ -98,8 +98,8 @@ class SimDatabase(Database, abc.ABC):
         self.service = process.name
         if not self._keeps(site):
             self.connections = []
-            for engine in (self._write_engine, self._read_engine):
-                engine.dispose(close=False)
+            for each in (self._writers, self._readers):
+                each.dispose(close=False)
         process.on_kill.append(self.cut)
 
     def _keeps(self, site: Any) -> bool:

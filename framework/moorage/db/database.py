@@ -18,6 +18,7 @@ from sqlalchemy.engine import ExceptionContext
 from moorage import errors, randomness, threads
 from moorage.clock import Clock, SystemClock
 from moorage.db import engines, events, failures, last_writes, sqlite
+from moorage.db.connections import Connections
 from moorage.db.queue import WritersQueue
 from moorage.db.settings import DatabaseSettings
 
@@ -142,7 +143,7 @@ class Database:
             yield self._shared
             return
         try:
-            with self._transaction(self._read_engine, writer=False) as connection:
+            with self._transaction(self._readers, writer=False) as connection:
                 yield connection
         except failures.LostRaceError as error:
             raise _lost_once(error) from error
@@ -209,7 +210,7 @@ class Database:
         """
         if self._shared is not None:
             return work(self._shared)
-        return self._retried(lambda: self._transaction(self._read_engine, writer=False), work, attempts, deadline, True)
+        return self._retried(lambda: self._transaction(self._readers, writer=False), work, attempts, deadline, True)
 
     @contextlib.contextmanager
     def schema_change(self) -> Iterator[sa.Connection]:
@@ -232,8 +233,8 @@ class Database:
 
     def close(self) -> None:
         """Close all connections; the object may be used again."""
-        self._write_engine.dispose()
-        self._read_engine.dispose()
+        self._writers.dispose()
+        self._readers.dispose()
         if self._queue is not None:
             self._queue.close()
 
@@ -248,9 +249,11 @@ class Database:
         """Make the engines for this process; connections are opened when first used."""
         self.recorded = threads.event()
         self._local = threads.local()
-        self._write_engine = self._engine(writer=True)
-        self._read_engine = self._engine(writer=False)
         self._path = sqlite.file(self._url)
+        # A connection to a server may be lost while it rests; the pool checks that.
+        keep = self._path is not None
+        self._writers = Connections(self._engine(writer=True), keep=keep)
+        self._readers = Connections(self._engine(writer=False), keep=keep)
         self._queue = None if self._path is None else WritersQueue(f"{self._path}.lock", self._clock, self._random)
 
     def _engine(self, *, writer: bool) -> sa.Engine:
@@ -273,7 +276,7 @@ class Database:
         savepoint, rollback = dialect.do_savepoint, dialect.do_rollback_to_savepoint
 
         def set_savepoint(connection: sa.Connection, name: str) -> None:
-            events.mark(connection)
+            events.mark(connection, name)
             savepoint(connection, name)
 
         def back_to_savepoint(connection: sa.Connection, name: str) -> None:
@@ -288,15 +291,15 @@ class Database:
     def _before_fork(self) -> None:
         """Close idle connections to SQLite; see :mod:`moorage.db.sqlite`."""
         if self._path is not None:
-            self._write_engine.dispose()
-            self._read_engine.dispose()
+            self._writers.dispose()
+            self._readers.dispose()
 
     def _after_fork(self) -> None:
         """In the child: leave the parent's connections alone.
 
         Closing them here, or letting them be collected, would end sessions of the parent, so they are kept.
         """
-        _INHERITED.extend((self._write_engine.pool, self._read_engine.pool))
+        _INHERITED.extend((self._writers, self._readers))
         if self._queue is not None:
             self._queue.close()
         self._open()
@@ -306,7 +309,7 @@ class Database:
         self._refuse("write")
         with (
             self._turn(schema) as ticket,
-            self._transaction(self._write_engine, writer=True, schema=schema) as connection,
+            self._transaction(self._writers, writer=True, schema=schema) as connection,
         ):
             if self._queue is not None and ticket is not None:
                 self._queue.record_writer(ticket)
@@ -318,12 +321,12 @@ class Database:
         return self._queue.acquire(self._settings.lock_timeout * (6 if schema else 1))
 
     @contextlib.contextmanager
-    def _transaction(self, engine: sa.Engine, *, writer: bool, schema: bool = False) -> Iterator[sa.Connection]:
+    def _transaction(self, connections: Connections, *, writer: bool, schema: bool = False) -> Iterator[sa.Connection]:
         self._refuse("write" if writer else "read")
         local, pid = self._local, os.getpid()
         outer = getattr(local, "open", None)
-        pool = engine.pool
-        connection = self._connect(engine)
+        pool = connections.engine.pool
+        connection = self._connect(connections)
         local.open, local.failure = "write" if writer else "read", None
         try:
             with _Foreign(connection, schema):
@@ -351,15 +354,13 @@ class Database:
         finally:
             local.open = outer
             if os.getpid() == pid:
-                if engine.pool is not pool:  # closed or forked meanwhile: no code would use, or close, it again
-                    connection.invalidate()
-                connection.close()
+                connections.give_back(connection, pool)
             else:
                 _INHERITED.append(connection)
 
-    def _connect(self, engine: sa.Engine) -> sa.Connection:
+    def _connect(self, connections: Connections) -> sa.Connection:
         try:
-            return engine.connect()
+            return connections.take()
         except sa_errors.TimeoutError as error:
             raise errors.StoreBusy(
                 f"All connections to {self.url_safe} were in use for {self._settings.pool_timeout} seconds; try again later. "
@@ -445,9 +446,11 @@ def _lost_once(error: failures.LostRaceError) -> errors.StoreBusy:
 
 def _undo(transaction: sa.RootTransaction) -> None:
     """Roll back; a failure of that is no news: the connection is lost, and with it the transaction."""
+    # After a commit that failed, SQLAlchemy sends no ROLLBACK. The pool does.
+    sends = transaction.is_active
     try:
         transaction.rollback()
-        if not transaction.connection.invalidated:
+        if sends and not transaction.connection.invalidated:
             transaction.connection.info[engines.ENDED] = True
     except Exception as error:  # noqa: BLE001  (the error that made us roll back is on its way already)
         LOG.debug("Rollback failed: %s", error)

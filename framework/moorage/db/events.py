@@ -123,7 +123,7 @@ def _text(context: Any, name: str, length: int) -> str:
 def begin(transaction: sa.Connection, service: str | None) -> None:
     """Begin to collect the events of a transaction."""
     transaction.info[_PENDING] = None if service is None else []
-    transaction.info[_SAVEPOINTS] = []
+    transaction.info[_SAVEPOINTS] = {}
 
 
 def flush(transaction: sa.Connection, service: str | None) -> bool:
@@ -138,15 +138,14 @@ def flush(transaction: sa.Connection, service: str | None) -> bool:
     return True
 
 
-def mark(transaction: sa.Connection) -> None:
-    """Note how many events were recorded before a savepoint. SQLAlchemy numbers the savepoints of a connection from 1."""
+def mark(transaction: sa.Connection, savepoint: str) -> None:
+    """Note how many events were recorded before a savepoint (``sa_savepoint_1``)."""
     pending = transaction.info.get(_PENDING)
     if pending is not None:
-        transaction.info[_SAVEPOINTS].append(len(pending))
+        transaction.info[_SAVEPOINTS][savepoint] = len(pending)
 
 
 def undo(transaction: sa.Connection, savepoint: str) -> None:
-    """A savepoint (``sa_savepoint_1``) was rolled back: what was recorded since it has not happened."""
+    """Forget what was recorded since a savepoint that was rolled back: it has not happened."""
     if not transaction.invalidated and (pending := transaction.info.get(_PENDING)):
-        number = int(savepoint.rpartition("_")[2])
-        del pending[transaction.info[_SAVEPOINTS][number - 1] :]
+        del pending[transaction.info[_SAVEPOINTS][savepoint] :]

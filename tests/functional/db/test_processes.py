@@ -172,7 +172,7 @@ class WritersTest(DatabaseCase, unittest.TestCase):
         database = self.another(pool_timeout=1)
         database.run(add_one)
         # A fork closes the idle connections first; this one takes long.
-        sa.event.listen(database._write_engine, "close", close)
+        sa.event.listen(database._writers.engine, "close", close)
         thread = threading.Thread(target=fork)
         thread.start()
         self.addCleanup(thread.join, 60)

@@ -79,7 +79,7 @@ class CountedPlane(Plane):
         database = Database.from_config(self.conf, clock=self.clock, service=f"{binary}:{name}")
         self.test.addCleanup(database.close)
         self.databases[name] = database
-        self._roles |= {database._write_engine: (binary, True), database._read_engine: (binary, False)}
+        self._roles |= {database._writers.engine: (binary, True), database._readers.engine: (binary, False)}
         platform = super().platform(binary, name)
         fanout, cast, call = platform.sender.fanout, platform.sender.cast, platform.sender.call
 

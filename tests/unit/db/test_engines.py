@@ -89,7 +89,7 @@ class FailedCommitTest(unittest.TestCase):
         create = sa.text("CREATE TABLE IF NOT EXISTS things (id INTEGER PRIMARY KEY)")
         full = sqlite3.OperationalError("database or disk is full")
         full.sqlite_errorcode = sqlite3.SQLITE_FULL
-        dialect = one._write_engine.dialect
+        dialect = one._writers.engine.dialect
         failing = mock.patch.object(dialect, "do_commit", side_effect=full)
         with failing, self.assertRaises(errors.StoreUnavailable) as raised, one.write() as tx:
             tx.execute(create)

@@ -198,6 +198,17 @@ class JournalTests(JournalCase):
         self.assertEqual(3, Sequencer(self.database).number())
         self.assertEqual(["thing/one", "thing/two", "thing/four"], [each.subject for each in everything(self.database)])
 
+    def test_savepoints_of_later_transactions_undo_what_follows_them_only(self) -> None:
+        # A connection may serve many transactions, and SQLAlchemy goes on counting its savepoints.
+        for name in NAMES[:3]:
+            with self.database.write() as tx:
+                change(tx, name)
+                point = tx.begin_nested()
+                change(tx, NAMES[3])
+                point.rollback()
+        Sequencer(self.database).number()
+        self.assertEqual([f"thing/{name}" for name in NAMES[:3]], [each.subject for each in everything(self.database)])
+
     def test_nothing_is_recorded_in_a_transaction_that_only_reads(self) -> None:
         with self.assertRaisesRegex(RuntimeError, "Database.write"), self.database.read() as tx:
             record(tx, JournalEvent("thing.change", "thing/one", 1))
@@ -480,7 +491,7 @@ class HeldTransactionTests(JournalCase):
         asleep: list[int] = []
 
         def sleep(connection: sa.Connection, cursor: Any, statement: str, *rest: Any) -> None:
-            if connection.engine is slow._database._write_engine and "SET last" in statement and not asleep:
+            if connection.engine is slow._database._writers.engine and "SET last" in statement and not asleep:
                 asleep.append(0)
                 wait_until(lambda: quick.number() == 3, "the other sequencer")
 

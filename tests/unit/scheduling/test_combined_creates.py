@@ -235,8 +235,8 @@ class CombinedCreateTests(unittest.TestCase):
             def note(connection: Any, name: str = name) -> None:
                 ended.append(name)
 
-            event.listen(self.database._write_engine, name, note)
-            self.addCleanup(event.remove, self.database._write_engine, name, note)
+            event.listen(self.database._writers.engine, name, note)
+            self.addCleanup(event.remove, self.database._writers.engine, name, note)
         self.store._together(members)
         self.assertEqual(["rollback", "commit"], ended)
         self.assertEqual(used, [each.change.consumer for each in members if each.alone])

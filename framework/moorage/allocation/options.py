@@ -37,7 +37,7 @@ OPTS: Sequence[cfg.Opt] = (
         "reap_interval",
         default=10.0,
         min=0.1,
-        help="Seconds between looks for claims whose lifetime is over, by the periodic task expire_claims. Needs a restart.",
+        help="Seconds between searches for expired claims, by the periodic task expire_claims. Needs a restart.",
     ),
     cfg.ListOpt(
         "orphan_detectors",
@@ -53,9 +53,8 @@ QUOTA_OPTS: Sequence[cfg.Opt] = (
     cfg.StrOpt(
         "source",
         default="",
-        help="The plugin (entry-point group moorage.quota_sources) that says which limits projects have. All limits are the "
-        "source's then: those that were set by hand and that it does not have are removed, and moorage quota set is refused. "
-        "Empty: limits are set with moorage quota set. Needs a restart.",
+        help="The plugin (entry-point group moorage.quota_sources) that has the limits of projects. Limits that it does not have "
+        "are removed, and moorage quota set is refused. Empty: limits are set with moorage quota set. Needs a restart.",
     ),
     cfg.FloatOpt(
         "interval",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handlers that clean up one type of resource after dead services.
+"""Defines the interface of cleanup handlers: plugins that clean up one type of resource after dead services.
 
 A :class:`CleanupHandler` finishes or undoes the operations that a dead service left on its type of resource. The kit
-:mod:`moorage.testing.cleanup` tests its contract.
+:mod:`moorage.testing.cleanup` tests the contract.
 """
 
 from __future__ import annotations
@@ -42,27 +42,30 @@ API_VERSION = (1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one orphan; ``reason`` is a sentence for operators."""
+    """The outcome of cleaning one orphan; ``reason`` is a sentence for operators."""
 
     result: Disposition
     reason: str = ""
 
 
-#: The resource is in its documented state and the row has ended (``lease.finish``).
+#: The resource is in its documented state, and the operation has ended (``lease.finish``).
 DONE = Outcome(Disposition.DONE)
-#: Another service has the lease now, renews it and will end the row; should that fail, the expired lease is cleaned again.
+#: Another service has the lease now, and will end the operation. If it fails, the expired lease is cleaned again.
 CONTINUES = Outcome(Disposition.CONTINUES)
-#: The resource does not need it any more; the row is ended and nothing is written.
+#: The resource does not need cleaning any more. The operation ends, and nothing else is written.
 STALE = Outcome(Disposition.STALE)
 
 
 def retry(reason: str) -> Outcome:
-    """It cannot be done now: later again, at growing distances, until ``[cleanup] max_attempts`` puts it into quarantine."""
+    """Returns the outcome of a failed try.
+
+    The pauses between tries grow. After ``[cleanup] max_attempts`` tries the operation is quarantined.
+    """
     return Outcome(Disposition.RETRY, reason)
 
 
 class CleanupTools(Protocol):
-    """What a handler may rely on to be given; an agent's :class:`moorage.control_plane.interface.AgentTools` has more."""
+    """Holds what the constructor of a handler gets. An agent's :class:`moorage.control_plane.interface.AgentTools` has more."""
 
     @property
     def conf(self) -> cfg.ConfigOpts:
@@ -74,11 +77,11 @@ class CleanupTools(Protocol):
 
     @property
     def database(self) -> Database:
-        """The database of the resources and of the worker rows."""
+        """The database of the resources and operations."""
 
     @property
     def identity(self) -> ServiceIdentity:
-        """Who the cleaner is."""
+        """The identity of the cleaner's service."""
 
     @property
     def workers(self) -> OperationStore:
@@ -86,23 +89,23 @@ class CleanupTools(Protocol):
 
 
 class CleanupHandler(abc.ABC):
-    """Finishes what dead services left of one type of resource; the name of its entry point is the type.
+    """Finishes what dead services left of one type of resource. The name of its entry point is the type.
 
-    Built once per cleaner as ``plugin(tools)`` and called by several threads. It may run several times on one resource (a cleaner
-    can die, or be paused and taken for dead): every write carries ``lease.token``, effects outside of the store lie under names
-    with the token or are harmless when repeated, and the last write is in ``lease.finish()``.
+    Each cleaner builds it once, as ``plugin(tools)``; several threads call it. It may run several times on one resource, because a
+    cleaner can die, or be paused and declared dead. So every write carries ``lease.token``. Effects outside of the store have the
+    token in their names, or can be repeated. The last write is in ``lease.finish()``.
     """
 
     api_version: ClassVar[tuple[int, int]]
-    #: Statuses of the resource in which an operation may have been left.
+    #: The statuses of resources that a dead service may have left.
     cleanable: ClassVar[frozenset[str]]
-    #: Whether a service that starts again has what its earlier incarnation left cleaned. False: it goes on with it by itself, and
-    #: only others clean after it.
+    #: Whether a service that starts again cleans up after its earlier epoch. False: it continues the operations itself, and only
+    #: other services clean up after it.
     cleans_own: ClassVar[bool] = True
-    #: How many are cleaned at the same time by one cleaner, unless ``[cleanup] limits`` says otherwise.
+    #: How many resources one cleaner cleans at the same time; ``[cleanup] limits`` overrides it.
     concurrency: ClassVar[int] = 4
-    #: Seconds after which a call that has not ended is left to itself: its lease is let go and the row is tried again; from then
-    #: on whatever the first one writes is refused. It goes on counting as one of ``concurrency`` until it ends. None: for ever.
+    #: Seconds after which a call counts as hanging: its lease is released, the operation is tried again, and all later writes of
+    #: the first call are refused. The call counts for ``concurrency`` until it ends. None: no limit.
     deadline: ClassVar[float | None] = 600.0
 
     def __init__(self, tools: CleanupTools) -> None:
@@ -110,48 +113,48 @@ class CleanupHandler(abc.ABC):
 
     @abc.abstractmethod
     def read(self, transaction: Any, resource_ids: Sequence[str]) -> Mapping[str, Any]:
-        """The resources by id; each has ``status``. Absent ones are left out. One statement.
+        """Reads resources, each with ``status``. Returns them by id, without absent ones. One statement.
 
-        In the transaction that takes the rows, which holds locks that others wait for: nothing outside of the store may be asked
-        here. After ``deadline`` seconds it is left behind, as a call of :meth:`cleanup` is, but only its end frees the locks, or
-        that of the transaction by the database server (SQLite never ends one).
+        Called in the transaction that takes the operations, which holds locks: it must not wait for anything outside of the store.
+        After ``deadline`` seconds it counts as hanging, as a call of :meth:`cleanup` does. But the locks are freed only when it
+        ends, or when the database server ends the transaction (SQLite never does).
         """
 
     @abc.abstractmethod
     def cleanup(self, lease: Lease, resource: Any) -> Outcome:
-        """Bring the resource into its documented state. It may block; the lease is renewed meanwhile.
+        """Brings a resource into its documented state. It may block; the lease is renewed meanwhile.
 
-        What it raises counts as ``retry`` with the error as reason; Fenced means that another service has it.
+        An error counts as ``retry``, with the error as reason; Fenced means that another service has the operation.
 
-        :param resource: as :meth:`read` gave it in the transaction that took the row; its status is the row's.
+        :param resource: as :meth:`read` returned it in the transaction that took the operation; its status is the operation's.
         """
 
     def stamp_token(self, transaction: Any, leases: Mapping[str, Lease]) -> None:  # noqa: B027  (most need none)
-        """Write the tokens into the resources, in the transaction that takes the rows: the earlier owner can write nothing more.
+        """Writes the tokens into the resources, in the transaction that takes the operations. Earlier owners cannot write then.
 
-        It must not wait for anything outside of the store, as :meth:`read` must not.
-        Needed where operations write their resource before they finish. Nothing by itself.
+        Needed if operations write their resource before they finish. It must not wait for anything outside of the store, as
+        :meth:`read` must not. Does nothing by default.
         """
 
 
 class SetCleanupHandler(CleanupHandler):
-    """One whose last write is done for a whole set in one transaction, and what lies outside of the store after it."""
+    """A handler that finishes many resources in one transaction, and removes what is outside of the store after it."""
 
     @abc.abstractmethod
     def finish_batch(self, transaction: Any, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
-        """Bring all of them into their documented state; the rows have been ended in this transaction.
+        """Brings all resources into their documented state. The transaction has ended their operations.
 
-        It may run several times: a lost race, or one lease of the set that was lost, undoes the whole transaction.
+        It may run several times: a lost race, or one lost lease, undoes the whole transaction.
         """
 
     def after_commit(self, leases: Mapping[str, Lease], resources: Mapping[str, Any]) -> None:
-        """After that was committed: remove what lies outside of the store. Nothing by itself.
+        """Removes what is outside of the store, after the commit. Does nothing by default.
 
-        It may never run, when the cleaner dies in that moment: what it would have done must be found otherwise too.
+        If the cleaner dies after the commit, it never runs. So its work must be found in another way too.
         """
 
     def cleanup(self, lease: Lease, resource: Any) -> Outcome:
-        """One alone, when the set could not be done."""
+        """Cleans one resource alone, if the set failed."""
         leases, resources = {lease.resource_id: lease}, {lease.resource_id: resource}
         lease.finish_with(lambda tx: self.finish_batch(tx, leases, resources))
         self.after_commit(leases, resources)

@@ -35,8 +35,8 @@ OPTS: Sequence[cfg.Opt] = (
         "limits",
         mutable=True,
         default={},
-        help="How many of a type one cleaner cleans at the same time, as type:number pairs, to spare a backend. Of other types as "
-        "many as the handler says; one that finishes whole sets in one transaction is given [cleanup] batch.",
+        help="How many resources of a type one cleaner cleans at the same time, as type:number pairs. The default of a type is its "
+        "handler's number, or [cleanup] batch if the handler finishes sets in one transaction.",
     ),
     cfg.IntOpt(
         "batch",
@@ -49,8 +49,8 @@ OPTS: Sequence[cfg.Opt] = (
         "interval",
         default=5.0,
         min=0.05,
-        help="Seconds between a cleaner's looks for requests whose message was lost, expired leases of other cleaners, and "
-        "tries that are due; one read for each when there are none. Needs a restart.",
+        help="Seconds between a cleaner's searches for requests whose message was lost, for expired leases of other cleaners, and "
+        "for tries that are due. A search that finds nothing is one read for each. Needs a restart.",
     ),
     cfg.FloatOpt(
         "unclaimed_timeout",
@@ -66,7 +66,7 @@ OPTS: Sequence[cfg.Opt] = (
         mutable=True,
         default=5,
         min=1,
-        help="Tries to clean one row, in all, before it goes into quarantine and waits for a person.",
+        help="Tries to clean one operation, in all, before it is quarantined and waits for an operator.",
     ),
     cfg.FloatOpt(
         "backoff",

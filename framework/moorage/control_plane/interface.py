@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interfaces of a service that runs on Moorage: its agent service, and its dialect of the API.
+"""Defines the interfaces of a service that runs on Moorage: its agent service, and its dialect of the API.
 
-The reference is the compute plugin.
+The compute plugin is the reference.
 """
 
 from __future__ import annotations
@@ -48,85 +48,84 @@ __all__ = [
 
 API_VERSION = (1, 0)
 R = TypeVar("R")
-#: Share of ``[control_plane] drain_timeout`` that a work loop waits for calls that run. Then the others have their time to end.
+#: The share of ``[control_plane] drain_timeout`` that a work loop waits for running calls. The rest is for the other services.
 _DRAIN = 0.5
 
 
 class AgentService(abc.ABC):
-    """A service's part in the agent role: does operations for one host.
+    """The part of a service that does operations on one host, in the agent's process.
 
-    Built as ``plugin(tools)``, with :class:`AgentTools`, by ``moorage agent``; once in the life of a process, after the service
-    is enlisted.
+    ``moorage agent`` builds it once as ``plugin(tools)``, with :class:`AgentTools`, after the agent is registered as a service.
 
-    Programs that it starts end with the process, unless they have a session of their own (``start_new_session`` of subprocess)
-    and no service manager ends them. It must not fork: a copy of the process is ended as soon as it returns from here.
+    Programs that it starts end with the process, unless they have their own session (``start_new_session`` of subprocess) and no
+    service manager ends them. It must not fork: a copy of the process ends when it returns from here.
     """
 
     api_version: ClassVar[tuple[int, int]]
-    #: Names of agent services that this one offers beside its own name. A replacement of ``compute`` offers ``compute``, so that
-    #: its agent gets instances.
+    #: Names of agent services that it offers besides its own name. A replacement of ``compute`` offers ``compute``, so that its
+    #: agent gets instances.
     offers: ClassVar[Sequence[str]] = ()
 
     @classmethod
     def powers(cls, conf: cfg.ConfigOpts) -> Sequence[str]:
-        """What the service can do with a configuration, as SERVICE.POWER: ``compute.commands``. The agent offers it.
+        """Returns the powers that the service has with a configuration, as SERVICE.POWER: ``compute.commands``.
 
-        An agent that names no power of a service may have all of them but ``compute.power``. So a service that has powers names
-        SERVICE.powers too, also where a configuration gives it none.
+        The agent offers them. An agent that names no power of a service may have all powers but ``compute.power``. So a service
+        with powers also names SERVICE.powers, even if a configuration gives it no power.
         """
         return ()
 
     @abc.abstractmethod
     def __init__(self, tools: AgentTools) -> None:
-        """Keep the tools; must not block."""
+        """Keeps the tools. Must not block."""
 
     @abc.abstractmethod
     def endpoints(self) -> Sequence[object]:
-        """Objects whose methods marked with ``rpc_method`` are served on topic ``agent`` under the host's name."""
+        """Returns objects whose methods marked with ``rpc_method`` serve messages on the topic ``agent`` to the host's name."""
 
     @abc.abstractmethod
     def start(self) -> None:
-        """Called once: finish what an earlier epoch left.
+        """Starts the service, and finishes what an earlier epoch left. Called once.
 
-        Messages are served already, so that none is missed: endpoints may be called before this is, and while it runs.
+        Messages are served already, so that none is missed: endpoints may be called before this method, and while it runs.
         """
 
     @abc.abstractmethod
     def sweep(self) -> None:
-        """Called every few seconds: take operations whose message was lost. Must return within seconds."""
+        """Takes operations whose message was lost. Called every few seconds; must return within seconds."""
 
     @abc.abstractmethod
     def stop(self) -> None:
-        """Finish running operations; called once, after the last message."""
+        """Finishes running operations. Called once, after the last message."""
 
     def host_resources(self) -> HostResources:
-        """What the host has for this service's operations; ``[agent] enrol`` makes the node of the host with it.
+        """Returns the resources of the host for this service. ``[agent] enrol`` creates the host's node from them.
 
-        Called once, before :meth:`start`. Empty by itself: the service does not know.
+        Called once, before :meth:`start`. Empty by default: the service does not know the resources.
 
-        :raises DriverError: it cannot be seen what there is.
+        :raises DriverError: the resources cannot be read.
         """
         return HostResources()
 
     @property
     def is_behind(self) -> bool:
-        """Whether more operations wait in the store than the service has queued. The service takes the others later.
+        """Whether the store has more waiting operations than the service has queued. The service takes the others later.
 
-        While it is true, the agent does not clean waiting operations as unclaimed.
+        While it is true, the agent does not clean waiting operations up as unclaimed.
         """
         return False
 
     def tell_instances(self, *, everything: bool) -> None:  # noqa: B027  (a service without instances has nothing to tell)
-        """Have schedulers compare what they believe of this host's instances; called periodically and on their wish.
+        """Sends the instances of the host to schedulers, which compare their view. Called periodically and when schedulers ask.
 
-        It is done by ``reporter.sync``, or with ``everything`` by ``reporter.host_started``, and must not wait here: what is
-        told must be read after everything that was committed before has been told (see :mod:`moorage.scheduling.reporter`),
-        so it is best done by the thread that commits.
+        Call ``reporter.sync``, or with ``everything`` ``reporter.host_started``. This method must not wait. The thread that
+        commits should read the store and call the reporter, because reports must be in the order of commits (see
+        :mod:`moorage.scheduling.reporter`).
         """
 
 
 class LoopService(AgentService):
-    """An agent service whose operations are done by one work loop. ``__init__`` sets ``loop``; messages call ``loop.ask``."""
+    """An agent service that does its operations in one work loop. ``__init__`` sets ``loop``; messages call ``loop.ask``."""
 
     loop: WorkLoop[Any]
 
@@ -151,35 +150,35 @@ class LoopService(AgentService):
 
     @override
     def stop(self) -> None:
-        """Ends what is being done, or releases it: another service or the next start begins it again."""
+        """Ends running operations, or releases them: another service, or this one after its next start, does them again."""
         self.loop.stop()
 
 
 class Release(Protocol):
-    """Gives back the claim of a consumer, inside a transaction, as :meth:`AllocationStore.release` does."""
+    """Releases the claim of a consumer, in a transaction, as :meth:`AllocationStore.release` does."""
 
     def __call__(self, consumer: str, transaction: Any = None, *, residents: Sequence[str] = ()) -> bool:
-        """Release it; False when it has none. ``residents`` are the uuids of the nodes that an instance leaves with it."""
+        """Releases the claim. Returns whether there was one. ``residents``: the uuids of the nodes that the instance leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTools:
-    """What an agent service is given.
+    """Holds what the constructor of an agent service gets.
 
     :param conf: the configuration (an oslo.config ``ConfigOpts``).
-    :param identity: who this agent is (uuid, host, epoch, ...).
-    :param workers: the leases of operations.
-    :param nodes: the nodes that this agent works on, read again each time: those of its shard where ``[sharding] my_shard`` is
-        set (none when the shard is empty), else those of its host.
-    :param machines: those of these nodes that name a driver, with what it needs; read again each time.
-    :param observe_nodes: called before the driver is asked for them; returns the call that writes what was seen of these nodes.
-        What another write has changed meanwhile is left to the next observation.
-    :param store: the allocation store. Where it is an ``AllocationLedger`` too, instances can be moved and resized.
-    :param reporter: tells every scheduler what changed.
-    :param cast: tells another host's agent something of an instance: ``cast(host, method, uuid)``.
+    :param identity: the identity of the agent (uuid, host, epoch, ...).
+    :param workers: the store of operations.
+    :param nodes: reads the agent's nodes: those of its shard if ``[sharding] my_shard`` is set (none if the shard is empty),
+        otherwise those of its host.
+    :param machines: reads those of the agent's nodes that name a driver.
+    :param observe_nodes: call it before the driver reads the power of nodes. It returns a function that writes the observed state
+        of nodes. Nodes that another write has changed meanwhile are left to the next observation.
+    :param store: the allocation store. If it is an ``AllocationLedger`` too, instances can be moved and resized.
+    :param reporter: reports instances to all schedulers.
+    :param cast: sends a message about an instance to another host's agent: ``cast(host, method, uuid)``.
     :param confirm_resize: confirms the resize of an instance that has not changed since it was read.
-    :param tell: tells the observers of an event that has happened; never waits, never raises.
-    :param renew: has the heartbeats of the agent renew the lease of a host that fences itself.
+    :param tell: sends an event to the observers; never waits, never raises.
+    :param renew: registers the lease of a host that fences itself: each heartbeat of the agent renews it.
     """
 
     conf: cfg.ConfigOpts
@@ -202,7 +201,7 @@ class AgentTools:
     def work_loop(
         self, name: str, work: Work[R], *, operations: int, batch: int = 1, ahead: int = 0, queue: int = 10_000
     ) -> WorkLoop[R]:
-        """Makes the loop of a service, with the deadline that ``[agent]`` says, watched by the observers.
+        """Makes the work loop of a service, with the deadline of ``[agent] operation_deadline``; observers get its events.
 
         For the parameters see :class:`moorage.work.work_loop.WorkLoop`.
         """
@@ -220,17 +219,17 @@ def _not_given() -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class ApiTools:
-    """What a dialect is given.
+    """Holds what the constructor of a dialect gets.
 
     :param conf: the configuration; ``clock`` and ``database`` as for agents.
-    :param authenticate: from a WSGI environment to who is calling; raises Unauthenticated.
-    :param check_policy: knows the policies of every enabled dialect and the deployer's overrides.
-    :param count: told (method, route, status, seconds) of every request, for ``/metrics``.
-    :param store: opens the allocation store that the configuration names.
-    :param fleet: writes nodes and their providers; what there is is read from ``database`` (:mod:`moorage.fleet.tables`).
-    :param workers: opens the worker rows (:class:`moorage.work.interface.OperationStore`).
-    :param services: all services, each with whether it is up.
-    :param sender: opens a way to agents and schedulers; who sends nothing never calls it.
+    :param authenticate: returns the caller of a request, from its WSGI environment; raises Unauthenticated.
+    :param check_policy: checks the policies of all enabled dialects, with the deployer's overrides.
+    :param count: counts a request for ``/metrics``: method, route, status, seconds.
+    :param store: opens the allocation store of the configuration.
+    :param fleet: opens the writer of nodes and their providers. To read them, use ``database`` and :mod:`moorage.fleet.tables`.
+    :param workers: opens the store of operations (:class:`moorage.work.interface.OperationStore`).
+    :param services: reads all services, each with whether it is up.
+    :param sender: opens the sender of messages to agents and schedulers. A dialect that sends none need not call it.
     """
 
     conf: cfg.ConfigOpts
@@ -247,15 +246,15 @@ class ApiTools:
 
 
 class ApiExtension(abc.ABC):
-    """A dialect. The loader builds one per configuration as ``plugin(tools)``, so a reload makes a new one.
+    """A dialect of the API. The loader builds it as ``plugin(tools)``, once for each configuration; a reload builds another one.
 
-    An error while it is built keeps the service from starting (or the reload from happening).
+    If it cannot be built, the service does not start, or the reload is refused.
     """
 
     api_version: ClassVar[tuple[int, int]]
-    #: Where it is mounted unless ``[api] mounts`` says otherwise: ``/placement``.
+    #: The prefix of its paths, for example ``/placement``; ``[api] mounts`` overrides it.
     mount: ClassVar[str]
-    #: The rules that its application asks ``check_policy`` for.
+    #: The rules that its application passes to ``check_policy``.
     policies: ClassVar[Sequence[PolicyRule]] = ()
 
     def __init__(self, tools: ApiTools) -> None:
@@ -263,10 +262,10 @@ class ApiExtension(abc.ABC):
 
     @abc.abstractmethod
     def application(self) -> Wsgi:
-        """The application; called once. It sees its mount in SCRIPT_NAME and the rest of the path in PATH_INFO.
+        """Returns the application; called once. SCRIPT_NAME has its prefix, and PATH_INFO the rest of the path.
 
-        It is called by several threads at once, and answers errors in the dialect's own shape: what it raises is a defect,
-        which the server answers with a bare 500.
+        Several threads call the application at once. It must answer errors in the shape of the dialect. If it raises, that is a
+        defect, and the server answers 500.
         """
 
 

@@ -59,7 +59,7 @@ def setup(conf: cfg.ConfigOpts, name: str) -> None:
 
     Text of others that UTF-8 cannot hold is written with escapes; logging would tell of its own failure instead.
 
-    :param name: what lines are told under, and the file in ``log_dir`` is called.
+    :param name: the name of the program in lines, and of the file in ``log_dir``.
     :raises ConfigError: it cannot be opened.
     """
     check(conf)

@@ -86,7 +86,7 @@ class PlacementNotices:
         try:
             self._platform.sender.fanout(SCHEDULERS, "claimed_instances", {"instances": claimed}, to_others=True)
         except (errors.TransportError, errors.MessageTooLarge) as error:
-            LOG.debug("Other schedulers were not told of %d claims: %s", len(claimed), error)
+            LOG.debug("%d claims were not sent to other schedulers: %s", len(claimed), error)
 
 
 def ask_agent(platform: Platform) -> Callable[[str, str], None]:

@@ -100,7 +100,7 @@ AGENT_OPTS: Sequence[cfg.Opt] = (
         "sweep_interval",
         default=5.0,
         min=0.05,
-        help="Seconds between looks for operations whose message was lost, a few reads. Needs a restart.",
+        help="Seconds between searches for operations whose message was lost. A search is a few reads. Needs a restart.",
     ),
     cfg.FloatOpt(
         "operation_deadline",

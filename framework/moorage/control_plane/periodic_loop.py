@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeats work of a role in a separate thread, and looks for the work of several loops at once."""
+"""Repeats the work of a role in a separate thread, and looks for the work of several loops at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EARLY = 0.2
 
 
 class PeriodicLoop:
-    """Calls a function again and again in a thread of its own; an error is told in the log and ends nothing.
+    """Calls a function periodically in a thread of its own. Errors are logged, and end nothing.
 
     :param seconds: from the end of a call to the next one; None: it is called only when ``wake`` is set.
     :param first: seconds before the first call, ``seconds`` unless said.
@@ -149,7 +149,7 @@ class SharedLook:
 
 
 def run_logged(name: str, work: Callable[[], object]) -> None:
-    """Call it; an error is told in the log, by its own words where it says that something is away."""
+    """Calls a function and logs its errors: as a warning if something is unavailable, otherwise with a traceback."""
     try:
         with plugin_isolation.isolate_plugin_call(name):
             work()

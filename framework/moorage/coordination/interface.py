@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interfaces of coordination plugins: backends that keep group membership, and periodic tasks that the members divide.
+"""Defines the interfaces of coordination plugins: backends for group membership, and periodic tasks that members share.
 
-A *backend* keeps groups of members. It may be wrong about who lives; nothing that is written rests on it alone. A *periodic
-task* handles objects; who handles which follows from the ring of the members, and each handling has a :class:`TaskLease`, whose
-token goes into every write.
+A *backend* keeps groups of members. Its list of members may be stale, and no write depends on that list alone. A *periodic task*
+handles objects. The hash ring of the members decides which member handles an object. Each handling has a :class:`TaskLease`, and
+every write carries the token of the lease.
 """
 
 from __future__ import annotations
@@ -47,50 +47,50 @@ __all__ = [
 API_VERSION = (1, 0)
 T = TypeVar("T")
 
-#: What every member id of ours begins with. Ids without it are not members: on ZooKeeper the election of a leader leaves a
-#: child of that name in the group for ever, and others may use the same server.
+#: The prefix of all member ids. Ids without it are not members: on ZooKeeper, the election of a leader leaves a child of that name
+#: in the group for ever, and other programs may use the server.
 MEMBER_PREFIX = b"moorage."
-#: Of a member id of our own, after the prefix.
+#: Parts of a member id after the prefix.
 _PARTS = 5
 
 
 def stays_of(member_id: bytes) -> bytes:
-    """The prefix of the ids of all sessions of one member; no other member's ids begin with it.
+    """Returns the common prefix of the ids of all sessions of one member. No other member's id begins with it.
 
-    Ids of Moorage's own are ``moorage.service.epoch.worker.stay.weight``; any other one is the member's only stay.
+    Moorage's ids are ``moorage.service.epoch.worker.stay.weight``. Any other id is its own prefix.
     """
     parts = member_id.removeprefix(MEMBER_PREFIX).split(b".")
     return member_id if len(parts) != _PARTS else MEMBER_PREFIX + b".".join(parts[:-2]) + b"."
 
 
 class NotMember(errors.Fenced):
-    """The backend answered, and this member is not in the group: its session is over. It must join again, under a new id."""
+    """The member is not in the group, because its session has ended. It must join again, with a new id."""
 
     code = "moorage.not_member"
 
 
 class BackendCapability(enum.Enum):
-    """What a backend can do beyond keeping members apart."""
+    """An optional capability of a backend."""
 
     #: Processes of one machine see each other.
     ACROSS_PROCESSES = "across-processes"
     #: Processes of different machines see each other.
     ACROSS_HOSTS = "across-hosts"
-    #: It says by itself that a connection or a session was lost (``BackendTools.changed``).
+    #: The client calls ``BackendTools.changed`` when a connection or session was lost.
     PUSH = "push"
     #: Members stay members while the server is restarted.
     SURVIVES_RESTART = "survives-restart"
-    #: :meth:`CoordinationBackend.members` asks nothing but Moorage's database, by :meth:`moorage.db.Database.read`. Where it has to
-    #: write and ``Database.is_reading``, it raises Unavailable, and is called again after that transaction.
+    #: :meth:`CoordinationBackend.members` reads Moorage's database only, by :meth:`moorage.db.Database.read`. If it has to write
+    #: while ``Database.is_reading``, it raises Unavailable, and is called again after that transaction.
     READS_DATABASE = "reads-database"
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Who is in the group.
+    """Lists the members of a group at one moment.
 
     :param members: ids that begin with :data:`MEMBER_PREFIX`.
-    :param observed_at: on the clock's monotonic scale, a moment *before* the backend was asked.
+    :param observed_at: a time *before* the backend was asked, by the monotonic clock.
     """
 
     members: frozenset[bytes]
@@ -98,37 +98,37 @@ class View:
 
 
 class ServiceLives(Protocol):
-    """The heartbeats of services, for a backend that has none of its own."""
+    """Gives access to the heartbeats of services, for a backend that has no sessions of its own."""
 
     @property
     def uuid(self) -> str:
-        """Of this process's service."""
+        """The uuid of this process's service."""
 
     @property
     def epoch(self) -> int:
-        """Of this process's incarnation of it."""
+        """The epoch of this process's service."""
 
     def valid_until(self) -> float:
         """Returns the time, on the monotonic scale, until which no service can declare this service dead."""
 
     def living(self, transaction: Any = None) -> frozenset[tuple[str, int]]:
-        """(uuid, epoch) of all services that are up in this process's eyes; one read.
+        """Returns (uuid, epoch) of all services that this process sees as up; one read.
 
-        :param transaction: to read in, where the caller has one.
+        :param transaction: the caller's open transaction, to read in it.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class BackendTools:
-    """What a backend is given. Durations are seconds.
+    """Holds what the constructor of a backend gets. Durations are seconds.
 
-    :param conf: the configuration (an oslo.config ``ConfigOpts``), or None where there is none.
-    :param url: what the configuration says of the server; may be empty.
-    :param session_timeout: a member that does not renew for this long is taken out of the group by the server.
+    :param conf: the configuration (an oslo.config ``ConfigOpts``), or None.
+    :param url: the URL of the server from the configuration; may be empty.
+    :param session_timeout: the server removes a member that does not renew for so long.
     :param connect_timeout: the longest that ``start`` may take.
     :param call_timeout: the longest that any other call may take.
     :param database: :class:`moorage.db.Database`, or None; ``services`` likewise.
-    :param changed: to be called, from any thread, when something may have changed; returns at once.
+    :param changed: the backend calls it, from any thread, when the membership may have changed. It returns at once.
     """
 
     conf: Any
@@ -143,70 +143,74 @@ class BackendTools:
 
 
 class CoordinationBackend(abc.ABC):
-    """One client of a coordination service, for one stay of one member in one group. Built as ``plugin(tools)``.
+    """A client of a coordination service, for one session of one member in one group. Built as ``plugin(tools)``.
 
-    The life of a client is start, join, then ``renew`` and ``members`` again and again, at last leave and close. When a session
-    is over, or a connection does not come back, the owner closes the client and builds another one, which joins under another
-    id; so a client never has to join twice, or to notice that a server was wiped.
+    The owner calls start, join, then ``renew`` and ``members`` periodically, and at the end leave and close. If the session ends,
+    or the connection does not come back, the owner closes the client and builds another one, which joins with another id. So a
+    client never joins twice, and need not notice that a server has lost its data.
 
-    Every method returns within the time that the tools allow, whatever the server does, and raises nothing but
-    ``errors.ConfigError`` (it cannot work with this configuration), ``errors.Unavailable`` (it may work later) and
-    :class:`NotMember`. Methods may be called from several threads.
+    Every method returns within the timeouts of the tools, whatever the server does. It raises ``errors.ConfigError`` (it cannot
+    work with this configuration), ``errors.Unavailable`` (it may work later) and :class:`NotMember`, and nothing else. Several
+    threads may call methods.
     """
 
     api_version: ClassVar[tuple[int, int]]
-    #: What this client offers; known before ``start``.
+    #: The capabilities of this client; known before ``start``.
     capabilities: frozenset[BackendCapability] = frozenset()
-    #: What an operator should know about this choice, one sentence each; logged at the start.
+    #: Cautions for operators about this configuration, one sentence each; logged at the start.
     cautions: Sequence[str] = ()
 
     def __init__(self, tools: BackendTools) -> None:
-        """Look at the configuration; must not connect. Raises ConfigError for what can never work."""
+        """Checks the configuration. Must not connect.
+
+        :raises ConfigError: it can never work.
+        """
         self.tools = tools
 
     @abc.abstractmethod
     def start(self) -> None:
-        """Connect. Raises ConfigError or Unavailable; the client is then only closed."""
+        """Connects to the server. If it raises ConfigError or Unavailable, the owner only closes the client."""
 
     @abc.abstractmethod
     def join(self, group: str, member_id: bytes) -> float:
-        """Enter the group, which is created when it is not there; what ``renew`` returns.
+        """Joins the group, and creates the group if necessary. Returns what ``renew`` returns.
 
-        :param member_id: begins with :data:`MEMBER_PREFIX`, ASCII without ``/``; never used before. An earlier stay of
-            the same member (see :func:`stays_of`) may not have been left: it must not outlast a session.
+        :param member_id: begins with :data:`MEMBER_PREFIX`; ASCII without ``/``; never used before. An earlier session of the
+            member (see :func:`stays_of`) may not have left: it must end after the session timeout.
         """
 
     @abc.abstractmethod
     def renew(self) -> float:
-        """Stay a member; the moment, on the clock's monotonic scale, before which the server cannot drop us.
+        """Renews the membership. Returns a time before which the server cannot remove the member, by the monotonic clock.
 
-        It counts from before the server was asked (the caller takes off a margin and what clocks may differ by). The server must
-        have been asked for the own id: a client may have got a new session, which the id does not belong to.
+        The time is counted from before the server was asked. (The caller subtracts a margin, and the drift of clocks.) The server
+        must be asked for the member's own id: the client may have got a new session, to which the id does not belong.
 
         :raises NotMember: the id is not in the group.
-        :raises Unavailable: it is not known.
+        :raises Unavailable: it is unknown whether the id is in the group.
         """
 
     @abc.abstractmethod
     def members(self) -> View:
-        """Who is in the group now."""
+        """Returns the members of the group. They may be stale."""
 
     @abc.abstractmethod
     def leave(self) -> None:
-        """Go out of the group, so that others need not wait for the session's end."""
+        """Leaves the group, so that other members need not wait for the end of the session."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End the client; never raises. The id vanishes from the group with the session if it has not left."""
+        """Closes the client. Never raises. If the member has not left, the server removes its id at the end of the session."""
 
 
 class TaskLease(Right):
     """The right to handle one object for one tick. It is finished at most once; ``check`` costs nothing.
 
-    :ivar task: the name of the task. :ivar object_id: of what is handled.
-    :ivar tick: microseconds since the Unix epoch by the database's clock; names the tick, and rises.
-    :ivar token: the ring's. It rises with every change of the ring, so an owner's is never smaller than an earlier owner's.
-        Handlers write ``SET fence = :token ... WHERE fence <= :token`` (:data:`moorage.work.lease.WRITE`), and send it along.
+    :ivar task: the name of the task. :ivar object_id: the id of the object.
+    :ivar tick: the time of the tick, in microseconds since the Unix epoch by the database's clock; rises from tick to tick.
+    :ivar token: the token of the ring. It rises with every change of the ring, so it is never smaller than an earlier owner's
+        token. Handlers write ``SET fence = :token ... WHERE fence <= :token`` (:data:`moorage.work.lease.WRITE`), and send it in
+        messages.
     """
 
     __slots__ = ("object_id", "task", "tick")
@@ -222,18 +226,21 @@ class Casts(Protocol):
     """Sends a message without an answer (:class:`moorage.rpc.client.RpcSender`)."""
 
     def cast(self, topic: str, method: str, args: Any = None, *, server: str | None = None) -> None:
-        """Send it; raises TransportError when it certainly or perhaps was not."""
+        """Sends a message.
+
+        :raises TransportError: the message was not sent, or perhaps not.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class TaskTools:
-    """What a task is given.
+    """Holds what the constructor of a task gets.
 
     :param conf: the configuration.
     :param sender: sends messages to agents.
-    :param context: who the work is done for, for messages and logs.
-    :param workers: where a task records an operation that it wants done.
-    :param services: things of the control plane that the core's own tasks need, by name; plugins must not count on them.
+    :param context: the request context of the task, for messages and logs.
+    :param workers: creates operations.
+    :param services: parts of the control plane for the core's own tasks. Plugins must not use them.
     """
 
     conf: cfg.ConfigOpts
@@ -246,45 +253,45 @@ class TaskTools:
 
 
 class PeriodicTask(abc.ABC):
-    """Work that is to be done for each of many objects, again and again. Built once in a process as ``plugin(tools)``.
+    """Handles each of many objects periodically. Each process builds it once, as ``plugin(tools)``.
 
-    It is level-triggered: what is to be done is read from the state of the object, so a tick that was missed is no loss. A
-    sweep of a task never overlaps the next one. ``handle`` is called by several threads when ``[periodic] concurrency`` says so.
-    It should flip a state by a conditional statement, send a message, and return: long work is done by the service that gets the
-    message. An exception is counted and logged, and the object waits longer after each one. The sweep goes on.
+    A task is level-triggered: it reads from the state of an object what there is to do, so a missed tick is no loss. Two sweeps of
+    a task never overlap. If ``[periodic] concurrency`` is above 1, several threads call ``handle``. It should change a state by a
+    conditional statement, send a message, and return: the service that receives the message does long work. An exception is
+    counted and logged, and the object waits longer after each one. The sweep continues.
     """
 
     api_version: ClassVar[tuple[int, int]]
-    #: Seconds between two ticks; ``[periodic] spacing`` goes before it.
+    #: Seconds between two ticks; ``[periodic] spacing`` overrides it.
     spacing: float = 60.0
-    #: Seconds after which a handling loses its lease, and the sweep no longer waits for it; ``[periodic] timeout`` likewise.
+    #: Seconds after which a handling loses its lease, and the sweep stops waiting for it; ``[periodic] timeout`` overrides it.
     timeout: float = 60.0
-    #: How many objects are handled at the same time, by this member; ``[periodic] concurrency`` likewise.
+    #: How many objects a member handles at the same time; ``[periodic] concurrency`` overrides it.
     concurrency: int = 1
-    #: Whether the objects' handlings are spread over the whole time between two ticks, by their positions on the ring.
+    #: Whether a sweep spreads the objects over the time between two ticks, by their positions on the ring.
     spread: bool = False
-    #: The hash function of the positions that :meth:`objects_in` knows. It is not asked while the ring has another one.
+    #: The hash function of the positions that :meth:`objects_in` uses. It is not called while the ring has another hash function.
     positions: str = "md5"
 
     def __init__(self, tools: TaskTools) -> None:
-        """Keep the tools; must not block. May raise ConfigError."""
+        """Keeps the tools. Must not block. May raise ConfigError."""
         self.tools = tools
 
     @abc.abstractmethod
     def list_objects(self) -> Sequence[str]:
-        """The ids (up to 255 characters) of all objects that may need handling; one query."""
+        """Returns the ids (up to 255 characters) of all objects that may need handling; one query."""
 
     def objects_in(self, ranges: Sequence[tuple[int, int]]) -> Sequence[str] | None:
-        """The ids of those whose stored position lies in one of the half-open ranges; None when positions are not stored.
+        """Returns the ids of objects whose stored position is in one of the half-open ranges; None: positions are not stored.
 
-        See :func:`moorage.ring.position_of` for what to store, of the hash function that :attr:`positions` says, and
-        :func:`moorage.db.ranges.within` for the condition. Some more may be returned, so that the query may round.
+        Store :func:`moorage.ring.position_of` with the hash function :attr:`positions`; :func:`moorage.db.ranges.within` makes the
+        condition. The query may round: more ids than those in the ranges do no harm.
         """
         return None
 
     @abc.abstractmethod
     def handle(self, object_id: str, lease: TaskLease) -> object:
-        """Look at one object and do what is to be done; what it returns counts as acted when it is true."""
+        """Handles one object. Returns whether it did anything, for statistics."""
 
 
 #: Chosen by ``[coordination] periodic_coordination_backend``.

@@ -51,7 +51,7 @@ COORDINATION_OPTS: Sequence[cfg.Opt] = (
         default=10.0,
         min=0.5,
         help="Seconds without a heartbeat after which the backend drops a member; at least three times heartbeat_timeout. The "
-        "database backend goes by [services] service_down_time instead. Needs a restart.",
+        "database backend uses [services] service_down_time instead. Needs a restart.",
     ),
     cfg.FloatOpt(
         "lease_margin",
@@ -73,16 +73,16 @@ COORDINATION_OPTS: Sequence[cfg.Opt] = (
         "startup_policy",
         default="fail",
         choices=[
-            ("fail", "the engine does not start, and says why"),
-            ("wait", "the engine starts, says why, and does no periodic work until it is a member"),
+            ("fail", "the engine does not start, and logs the reason"),
+            ("wait", "the engine starts, logs the reason, and does no periodic work until it is a member"),
         ],
-        help="What happens when the backend cannot be reached at the start. A wrong configuration always keeps it from starting.",
+        help="What happens if the backend cannot be reached at the start. With a wrong configuration the engine never starts.",
     ),
     cfg.FloatOpt(
         "poll_interval",
         default=1.0,
         min=0.02,
-        help="Seconds between two looks at who is there. Needs a restart.",
+        help="Seconds between two readings of the members. Needs a restart.",
     ),
     cfg.FloatOpt(
         "settle",
@@ -159,7 +159,7 @@ PERIODIC_OPTS: Sequence[cfg.Opt] = (
     ),
     cfg.IntOpt("history", default=100, min=1, max=100000, help="Sweeps of each task that are remembered."),
     cfg.FloatOpt(
-        "poll", default=1.0, min=0.02, help="Seconds between two looks for ticks, and for what operators asked for."
+        "poll", default=1.0, min=0.02, help="Seconds between two searches for due ticks and for requests of operators."
     ),
 )
 

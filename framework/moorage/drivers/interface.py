@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute drivers: plugins that run the workloads of one host.
+"""Defines the interface of compute drivers: plugins that run the workloads of one host.
 
-An agent has one driver (``[compute] driver``) and calls it by several threads. A :class:`ComputeDriver` makes, removes and shows
-workloads; what only some drivers can do is a further power: :class:`PowerControl`, :class:`Migration`, :class:`LiveMigration`,
-:class:`Console`, :class:`UsageReport`, :class:`SelfFencing`. The kit :mod:`moorage.testing.drivers` tests the contract.
+An agent has one driver (``[compute] driver``), and several threads call it. A :class:`ComputeDriver` creates, removes and shows
+workloads. Drivers may have more powers: :class:`PowerControl`, :class:`Migration`, :class:`LiveMigration`, :class:`Console`,
+:class:`UsageReport`, :class:`SelfFencing`. The kit :mod:`moorage.testing.drivers` tests the contract.
 
-Every call that changes something carries a token. Tokens of one instance only rise: each operation on it has a higher one than the
-operation before. An agent can be killed between any two steps, and one that was paused may go on after another agent has taken its
-place. So a driver compares tokens, not moments: the newest token is the workload, and what has an older one goes.
+Every call that changes something has a token. The tokens of an instance only rise: each operation has a higher token than the
+operation before. An agent can be killed between any two steps, and a paused agent may continue after another agent has replaced it.
+So a driver compares tokens, not times: what has the newest token is the workload, and what has an older token is removed.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ API_VERSION = (1, 2)
 
 
 class DriverError(Exception):
-    """The driver could not do what was asked.
+    """The driver could not do an operation.
 
-    The text goes into the fault of the instance. Members of its project read it, so it names no path and no address of the host:
-    these belong in the log of the agent.
+    The text becomes the fault of the instance, which members of its project read. So it must not contain paths or addresses of the
+    host: write these to the agent's log.
     """
 
 
 class WorkloadState(enum.StrEnum):
-    """How a workload is.
+    """The state of a workload.
 
-    RUNNING: it runs, or is being started. STOPPED: it was stopped by :meth:`PowerControl.stop`, or was made by
-    :meth:`Migration.prepare`. PAUSED: it is complete and does not execute, by :meth:`LiveMigration.transfer`. ENDED: it ended by
-    itself, without an error. FAILED: it ended with an error, was killed, or never began.
+    RUNNING: it runs, or is being started. STOPPED: :meth:`PowerControl.stop` stopped it, or :meth:`Migration.prepare` created it.
+    PAUSED: it is complete and does not execute, after :meth:`LiveMigration.transfer`. ENDED: it ended by itself, without an error.
+    FAILED: it ended with an error, was killed, or never began.
     """
 
     RUNNING = "running"
@@ -76,17 +76,17 @@ class WorkloadState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a driver is to run.
+    """Describes what a driver has to run.
 
-    :param uuid: of the instance. :param name: as its owner gave it, any text; may be empty.
-    :param resources: what is claimed for it, resource class -> units.
-    :param image: ``id``, ``properties`` and what else the request said of the image; empty for none.
-    :param extra_specs: of the flavor.
-    :param command: what to run, the program first; empty for none. Only drivers with ``runs_commands`` get one.
-    :param operation: what makes it: build, rebuild, resize, revert_resize, live_migrate, unshelve.
-    :param holds: what is claimed of which providers: provider uuid -> resource class -> units. Other uuids than the node's are
-        those of its NUMA cells, devices and pools. Empty: everything is claimed of the node's own provider.
-    :param node: the uuid of the node that it is to run on. An agent may have several.
+    :param uuid: the instance. :param name: any text that its owner chose; may be empty.
+    :param resources: the claimed units by resource class.
+    :param image: ``id``, ``properties`` and all other fields of the image in the request; empty: no image.
+    :param extra_specs: those of the flavor.
+    :param command: the program to run and its arguments; empty: none. Only drivers with ``runs_commands`` get a command.
+    :param operation: the operation that creates the workload: build, rebuild, resize, revert_resize, live_migrate, unshelve.
+    :param holds: the claimed units by provider uuid and resource class. Uuids other than the node's are those of its NUMA cells,
+        devices and pools. Empty: all units are claimed from the node's own provider.
+    :param node: the uuid of the node to run on. An agent may have several nodes.
     """
 
     uuid: str
@@ -103,10 +103,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A node that names a driver, for drivers that manage machines from outside.
+    """A node that a driver manages from outside, for example through its BMC.
 
-    :param driver: of the node: how the machine is reached, ``redfish``.
-    :param driver_info: of the node: where, and with which user name and password. So it belongs in no log and in no error.
+    :param driver: the node's driver, for example ``redfish``.
+    :param driver_info: the address of the machine's controller, with user name and password. Never write it to logs or errors.
     """
 
     uuid: str
@@ -117,11 +117,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a driver saw of one workload.
+    """The state of one workload, as a driver saw it.
 
-    :param token: the newest one that there is anything of.
-    :param since: when it came into this state, in seconds since the Unix epoch, for people to read; None when that is not known.
-    :param detail: a sentence for people, for example with what it ended; may be empty.
+    :param token: the newest token that the driver has anything of.
+    :param since: when it entered this state, in seconds since the Unix epoch, for people only; None: unknown.
+    :param detail: a sentence for people, for example the exit status; may be empty.
     """
 
     token: int
@@ -131,7 +131,7 @@ class Observed:
 
 
 class NodePower(enum.StrEnum):
-    """Whether a machine has power, by the words that Ironic has. ERROR: it cannot be seen."""
+    """The power state of a machine, in Ironic's words. ERROR: the state cannot be read."""
 
     ON = "power on"
     OFF = "power off"
@@ -140,11 +140,11 @@ class NodePower(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """What a driver saw of a machine.
+    """The state of a machine, as a driver saw it.
 
-    :param occupied: an instance has it, or is about to have it.
-    :param target: what an operation that is under way makes of its power; None: none is.
-    :param error: why its power cannot be seen; empty where it can.
+    :param occupied: whether an instance uses the machine, or is being placed on it.
+    :param target: the power state that an operation in progress sets; None: there is no such operation.
+    :param error: why the power state cannot be read; empty if it can.
     """
 
     power: NodePower
@@ -155,11 +155,11 @@ class NodeSeen:
 
 @dataclass(frozen=True, slots=True)
 class HostResources:
-    """What a host has for workloads.
+    """The resources that a host offers to workloads.
 
-    :param inventory: resource class -> total units, also of what workloads use now. A class that the driver cannot give to
-        workloads is absent. Empty: the driver does not know what there is, and the host cannot be enrolled.
-    :param traits: standard ones (of os-traits) that are certain, and others that begin with ``CUSTOM_``.
+    :param inventory: total units by resource class, including those in use. It lacks classes that the driver cannot give to
+        workloads. Empty: the driver does not know the resources, and the host cannot be enrolled.
+    :param traits: standard traits (of os-traits) that the host certainly has, and others that begin with ``CUSTOM_``.
     """
 
     inventory: Mapping[str, int] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class HostResources:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one workload uses now: seconds of processor time since it began, and bytes of memory."""
+    """The use of one workload: seconds of processor time since it began, and bytes of memory now."""
 
     cpu_seconds: float
     memory_bytes: int
@@ -176,11 +176,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class DriverTools:
-    """What a driver is built with.
+    """Holds what the constructor of a driver gets.
 
     :param conf: the configuration (an oslo.config ``ConfigOpts``).
-    :param host: the name of the agent. Two agents on one machine have different ones, and must not see each other's workloads.
-    :param machines: the agent's nodes that name a driver, read again each time.
+    :param host: the name of the agent. Two agents on one machine have different names, and must not see each other's workloads.
+    :param machines: reads the agent's nodes that name a driver.
     """
 
     conf: cfg.ConfigOpts
@@ -192,15 +192,15 @@ class DriverTools:
 class ComputeDriver(abc.ABC):
     """Runs the workloads of one host.
 
-    Built once in the life of an agent as ``plugin(tools)``. The constructor raises ConfigError when the driver cannot be used here,
-    with what to do about it. Workloads go on without the agent: a driver that is built again finds them.
+    Each agent builds it once, as ``plugin(tools)``. If the driver cannot be used on this machine, the constructor raises
+    ConfigError, which says what to do. Workloads run on without the agent; a driver that is built again finds them.
 
-    Methods may block, and are called by several threads at once, also for one instance. They raise :class:`DriverError` for what
-    the driver cannot do.
+    Methods may block. Several threads call them at once, also for one instance. They raise :class:`DriverError` if the driver
+    cannot do an operation.
     """
 
     api_version: ClassVar[tuple[int, int]]
-    #: Whether :attr:`Workload.command` is run. Where it is not, the agent refuses instances that have a command.
+    #: Whether the driver runs :attr:`Workload.command`. If not, the agent refuses instances with a command.
     runs_commands: ClassVar[bool] = False
 
     def __init__(self, tools: DriverTools) -> None:
@@ -208,168 +208,169 @@ class ComputeDriver(abc.ABC):
 
     @abc.abstractmethod
     def spawn(self, workload: Workload, token: int) -> None:
-        """Have it run under this token; returns when it runs.
+        """Runs a workload under a token. Returns when it runs.
 
-        Repeated with the same token it changes nothing, whatever became of the workload since. What an older token left is
-        removed. Where there is something of a newer token, it changes nothing. Nor where :meth:`destroy` was called with this or
-        a newer token within the last day: an agent that stood still may call late, when the instance has moved and runs elsewhere.
+        A repeated call with an equal token changes nothing, whatever happened to the workload since. What has an older token is
+        removed. The call changes nothing if there is something with a newer token, or if :meth:`destroy` was called with this or a
+        newer token within the last day: a paused agent may call late, when the instance has moved and runs elsewhere.
 
-        What can be refused is refused before anything of an older token is ended. A workload that ran under an older token, and was
-        ended for a new one that then cannot run, is run again under its own token where the driver can do that.
+        The driver refuses what it cannot run before it ends anything with an older token. If a workload with an older token was
+        ended, and the new one then cannot run, the driver runs the old one again if it can.
 
-        :raises DriverError: it cannot be run here; the text also says what became of an older one that was ended. What is left of
-            this try is removed by :meth:`destroy`.
+        :raises DriverError: the workload cannot be run here. The text also says what happened to an older workload. The agent calls
+            :meth:`destroy` to remove what is left of this try.
         """
 
     @abc.abstractmethod
     def destroy(self, uuid: str, up_to_token: int) -> None:
-        """Remove what tokens up to this one left of an instance; returns when it runs no more. Nothing there: no error.
+        """Removes everything of an instance that has this token or an older one. Returns when none of it runs. Nothing: no error.
 
-        :raises DriverError: it may still run. It is asked again later.
+        :raises DriverError: it may still run. The agent tries again later.
         """
 
     @abc.abstractmethod
     def inspect(self) -> Mapping[str, Observed]:
-        """All workloads of the host, by uuid of the instance, also those that ended. Called every few seconds.
+        """Returns all workloads of the host, ended ones included, by the instance's uuid. Called every few seconds.
 
-        A workload that has ended by itself may be seen as running for a moment more.
+        A workload that has just ended by itself may be reported as running for a moment.
 
-        :raises DriverError: it cannot be seen what runs. An empty answer would mean that nothing does.
+        :raises DriverError: the driver cannot see what runs. (An empty answer means that nothing runs.)
         """
 
     def check(self, workload: Workload) -> None:  # noqa: B027  (most drivers refuse nothing)
-        """Called before an operation ends a workload that could stay (shelve_offload); nothing by itself.
+        """Checks an operation before it ends a workload that could stay (shelve_offload). Does nothing by default.
 
-        :raises DriverError: the operation cannot be done; the workload stays.
+        :raises DriverError: the operation cannot be done. The workload stays.
         """
 
     def resources(self) -> HostResources:
-        """What the host has for workloads; unknown by itself. ``moorage agent --enrol`` makes the node of the host with it.
+        """Returns the resources of the host; unknown by default. ``moorage agent --enrol`` creates the host's node from them.
 
-        Asked once at each start of the agent. What runs does not change the answer.
+        Called once at each start of the agent. The workloads that run do not change the answer.
 
-        :raises DriverError: it cannot be seen what there is.
+        :raises DriverError: the resources cannot be read.
         """
         return HostResources()
 
 
 @runtime_checkable
 class PowerControl(Protocol):
-    """A further power of drivers: workloads are stopped and started again in their place.
+    """A power of drivers: stops workloads, and starts them again on the same host.
 
-    Each call is for the workload with exactly this token. Where another token is there, or nothing is, it changes nothing.
+    Each call is for the workload with exactly this token. If the workload has another token, or there is none, it changes nothing.
 
-    ``order`` is the token of the operation that calls. A call can come late, from an agent that stood still or from a restart that
-    takes its time. So the driver keeps the highest order of each workload with the workload, as it keeps the token. A call with a
-    lower order changes nothing and raises no error, also when the later call came while it was under way.
+    ``order`` is the token of the operation that calls. A call can come late, from a paused agent or a slow restart. So the driver
+    stores the highest order of each workload with the workload, as it stores the token. A call with a lower order changes nothing
+    and raises no error, also if the call with the higher order comes while it runs.
     """
 
     def stop(self, uuid: str, token: int, order: int) -> None:
-        """End the workload and keep what it is made of; it is STOPPED then.
+        """Stops a workload and keeps its data. The workload is STOPPED then.
 
-        One that has ended stays as it is; the order is kept for it too.
+        A workload that has ended stays ENDED or FAILED; its order is stored too.
         """
 
     def start(self, uuid: str, token: int, order: int) -> None:
-        """Run a workload again that has ended or was stopped; one that is paused goes on where it was, one that runs goes on.
+        """Starts a workload that has ended or was stopped. A paused one continues where it was; a running one is left as it is.
 
         :raises DriverError: it cannot be run.
         """
 
     def reboot(self, uuid: str, token: int, order: int) -> None:
-        """End the workload where it runs, and run it again."""
+        """Stops a workload if it runs, and starts it again."""
 
 
 @runtime_checkable
 class Migration(PowerControl, Protocol):
-    """A further power of drivers: a workload moves from one host to another.
+    """A power of drivers: moves a workload from one host to another.
 
-    A cold move stops the workload on its host, and starts what :meth:`prepare` made on the other one. It carries what the drivers
-    of both hosts share, and nothing else. At most one of the two executes: the agents start the second only when the first has
-    stopped and the move is committed, and :meth:`PowerControl.start` compares orders on each host.
+    A cold migration stops the workload on the source host, and starts what :meth:`prepare` created on the destination. It moves no
+    data: both drivers must share the data. At most one of the two workloads executes: the agents start the second one only after
+    the first has stopped and the move is committed, and :meth:`PowerControl.start` compares orders on each host.
     """
 
     def prepare(self, workload: Workload, token: int) -> str:
-        """Make all that the workload needs, under this token; it does not execute and is STOPPED.
+        """Creates everything that the workload needs, under this token. It does not execute, and is STOPPED.
 
-        Tokens are compared as by :meth:`ComputeDriver.spawn`. Returns the address at which :meth:`LiveMigration.transfer` of the
-        other host's driver reaches it, at most 1,000 characters; empty where there is none.
+        Tokens are compared as :meth:`ComputeDriver.spawn` does. Returns the address to which :meth:`LiveMigration.transfer` of the
+        source host's driver sends the workload, at most 1,000 characters; empty if there is none.
 
-        :raises DriverError: it cannot be run here. What is left of this try is removed by :meth:`ComputeDriver.destroy`.
+        :raises DriverError: it cannot be run here. The agent calls :meth:`ComputeDriver.destroy` to remove what is left of the try.
         """
 
 
 @runtime_checkable
 class LiveMigration(Migration, Protocol):
-    """A further power of drivers: a workload moves with its memory. What arrives does not execute before it is started."""
+    """A power of drivers: moves a workload with its memory. It does not execute on the destination before it is started there."""
 
     def transfer(self, uuid: str, token: int, order: int, to: str) -> None:
-        """Carry a workload to the address that :meth:`Migration.prepare` returned; then both are PAUSED, and none executes.
+        """Sends a workload to the address that :meth:`Migration.prepare` returned. Then both copies are PAUSED.
 
-        For the workload with exactly this token, and with an order, as a call of :class:`PowerControl`. Repeated it changes nothing
-        that is complete. A call that is killed leaves the workload running or PAUSED here, and none executing there.
+        Token and order mean what they mean in :class:`PowerControl`. A repeated call changes nothing that is complete. If the call
+        is killed, the workload runs or is PAUSED here, and does not execute on the destination.
 
-        :raises DriverError: it is not complete there. Here it may be PAUSED; :meth:`PowerControl.start` lets it go on.
+        :raises DriverError: it is not complete on the destination. Here it may be PAUSED; :meth:`PowerControl.start` continues it.
         """
 
 
 @runtime_checkable
 class Console(Protocol):
-    """A further power of drivers: what a workload writes can be read."""
+    """A power of drivers: reads the output of workloads."""
 
     def console(self, uuid: str, lines: int) -> str:
-        """The last lines that the workload wrote, at most so many; empty when there are none. The agent shows 64 KiB at most.
+        """Returns the last lines that a workload wrote; empty if there are none. The agent shows 64 KiB at most.
 
-        :raises DriverError: there is no such workload, or they cannot be read.
+        :param lines: how many lines at most.
+        :raises DriverError: there is no such workload, or its output cannot be read.
         """
 
 
 @runtime_checkable
 class NodeReport(Protocol):
-    """A further power of drivers that manage whole machines: the power of each node is seen.
+    """A power of drivers that manage whole machines: reports the power state of each node.
 
     The agent writes it into the nodes, where clients of the baremetal dialect read it.
     """
 
     def nodes(self) -> Mapping[str, NodeSeen]:
-        """What the last :meth:`ComputeDriver.inspect` saw, by uuid of the node; nodes that were not looked at are absent."""
+        """Returns what the last :meth:`ComputeDriver.inspect` saw, by the node's uuid. It lacks nodes that were not inspected."""
 
 
 @runtime_checkable
 class UsageReport(Protocol):
-    """A further power of drivers: what workloads use is measured."""
+    """A power of drivers: measures the use of workloads."""
 
     def usage(self) -> Mapping[str, Usage]:
-        """What each workload that runs uses, by uuid; those that cannot be measured are absent."""
+        """Returns the use of each running workload, by uuid. It lacks workloads that cannot be measured."""
 
 
 @runtime_checkable
 class SelfFencing(Protocol):
-    """A further power of drivers: workloads end by themselves when the agent does not renew the lease of the host.
+    """A power of drivers: ends all workloads if the agent does not renew the lease of the host.
 
-    The agent renews it after each heartbeat that the store has confirmed. So workloads have ended when the store lets others take
-    their place, also when the agent was killed, or stands still, or does not reach the store. Something else than the agent ends
-    them, and looks at the clock (:meth:`moorage.clock.Clock.boottime`) at least every second.
+    The agent renews the lease after each heartbeat that the store has confirmed. So the workloads have ended before the store lets
+    others replace them, also if the agent was killed, is paused, or does not reach the store. Another process than the agent ends
+    them. It reads the clock (:meth:`moorage.clock.Clock.boottime`) at least every second.
     """
 
     @property
     def self_fence(self) -> float:
-        """Seconds of the lease; 0: it is off, and workloads do not end by themselves."""
+        """The length of the lease in seconds; 0: self-fencing is off, and workloads do not end by themselves."""
 
     def renew(self, epoch: int, until: float) -> None:
-        """Have all workloads end at ``until``, of :meth:`moorage.clock.Clock.boottime`, unless it is called again before.
+        """Renews the lease: all workloads end at ``until``, unless this is called again before.
 
-        Where the power is off, workloads go on for ever from then on. A workload is started only while the lease lasts.
+        If self-fencing is off, workloads do not end from then on. A workload is started only while the lease lasts.
 
-        :param epoch: of the agent. What an agent of a lower epoch says has no effect after a call with a higher one.
-        :raises DriverError: it cannot be kept, or an agent of a higher epoch has called before.
+        :param epoch: the agent's epoch. After a call with a higher epoch, calls with a lower one have no effect.
+        :param until: by :meth:`moorage.clock.Clock.boottime`.
+        :raises DriverError: the lease cannot be stored, or an agent of a higher epoch has called before.
         """
 
     def not_fenced(self) -> Collection[str]:
-        """The uuids of workloads that run and would not end with the lease: they were started while the power was off.
+        """Returns the uuids of running workloads that do not end with the lease: they were started while self-fencing was off.
 
-        Called after the first :meth:`renew` of an agent. What starts from then on, also by an earlier
-        agent, is not among them.
+        Called after the first :meth:`renew` of an agent. Workloads that start later, also by an earlier agent, end with the lease.
         """
 
 
@@ -382,7 +383,7 @@ COMPUTE_DRIVERS: ExtensionPoint[ComputeDriver] = ExtensionPoint(
 class FencingDriver(abc.ABC):
     """Turns machines off from outside, so that nothing can run on them.
 
-    Built as ``plugin(conf, clock)`` for each host that is fenced, in the process that serves the API.
+    The API's process builds it as ``plugin(conf, clock)`` for each host that is fenced.
     """
 
     api_version: ClassVar[tuple[int, int]]
@@ -393,11 +394,11 @@ class FencingDriver(abc.ABC):
 
     @abc.abstractmethod
     def turn_off(self, machine: Machine) -> None:
-        """Cut the power of a machine, also of one that is about to be on; returns when it is seen to be off.
+        """Turns off the power of a machine, also of one that is being turned on. Returns when the machine reports that it is off.
 
-        Returns within the timeout of a client, two minutes. What was accepted but not seen is no success.
+        Must return within two minutes, the timeout of clients. A request that the machine only accepted is no success.
 
-        :raises DriverError: the machine is not seen to be off; it may run.
+        :raises DriverError: the machine does not report that it is off. It may run.
         """
 
 

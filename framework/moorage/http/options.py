@@ -27,9 +27,9 @@ OPTS: Sequence[cfg.Opt] = (
         choices=[
             (
                 "noauth",
-                "every token is believed: admin[:project] has all roles, user:project is a member of the project, the header "
-                "X-Roles gives other roles, a request without a token is the administrator's; refused unless bound to a "
-                "loopback address",
+                "no password is checked: the token admin[:project] has all roles, the token user:project is a member of the "
+                "project, the header X-Roles gives other roles, and a request without a token is the administrator's; refused "
+                "unless bound to a loopback address",
             ),
             ("http_basic", "users of a file with bcrypt hashes"),
             ("keystone", "tokens of Keystone, see [keystone_authtoken]; needs the extra keystone"),

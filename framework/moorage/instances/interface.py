@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances as data, and the store that a service on Moorage implements for them.
+"""Defines instances as data, and the interface of the store that a service on Moorage implements for them.
 
-The reference is the compute plugin. Transactions (``transaction``) are the store's own, an SQLAlchemy connection: the rows of an
-instance, its operation and its claim are written in one.
+The compute plugin is the reference. A ``transaction`` is an SQLAlchemy connection of the store: one transaction writes the rows of
+an instance, its operation and its claim.
 """
 
 from __future__ import annotations
@@ -38,28 +38,29 @@ __all__ = [
 ]
 
 API_VERSION = (1, 0)
-#: Resource type of the operation by which the source of a move lets go of an instance; its resource_id is the instance's uuid.
+#: The resource type of the operation in which the source host of a move removes an instance. Its resource_id is the instance's
+#: uuid.
 DEPARTURE = "instance_source"
 _MOVES = uuid.UUID("0f3d1a52-6f8b-5f0e-9a3c-6c1f6f1f7a11")
 
 
 @dataclass(frozen=True)
 class Instance:
-    """An instance in full. Timestamps are microseconds since the Unix epoch, of the database's clock.
+    """Holds all fields of an instance. Timestamps are microseconds since the Unix epoch, by the database's clock.
 
-    :param status: building, active, deleting, error, or stopped (it ended on its host and keeps its resources); during the
-        operations of :mod:`moorage.instances.action_kinds` theirs, and shelved_offloaded (a plugin may add others). resized: it
-        runs with its new flavor, and :mod:`moorage.instances.resizes` can bring it back.
-    :param node: name of the node; ``node_uuid`` its uuid. Empty, as ``host``, while it is on none.
+    :param status: building, active, deleting, error, stopped (it ended on its host and keeps its resources), or shelved_offloaded.
+        Each operation of :mod:`moorage.instances.action_kinds` has its own status, and plugins may add others. resized: it runs
+        with its new flavor, and :mod:`moorage.instances.resizes` can undo that.
+    :param node: the name of the node; ``node_uuid`` its uuid. Empty, like ``host``, while it is on no node.
     :param fence: the token of the last operation that wrote the row.
-    :param request: what was asked for: extra_specs, hints, image, availability_zone, server_group, command.
-    :param server_group: uuid (or, for one that a request brought along, name) of its server group; empty for none.
-    :param pending: what the operation in progress is to make of it; ``kept``: the place that an unconfirmed resize keeps.
-    :param actual_state: what was seen on its host: a state of :class:`moorage.drivers.interface.WorkloadState`, ``gone``, or
-        ``unknown`` while nobody has looked. ``actual_at`` says since when, ``actual_detail`` is a sentence about it.
+    :param request: the rest of the request: extra_specs, hints, image, availability_zone, server_group, command.
+    :param server_group: the uuid of its server group, or the name if the request defined the group; empty: none.
+    :param pending: what the operation in progress will change. ``kept``: the node that an unconfirmed resize holds.
+    :param actual_state: the state on its host: a :class:`moorage.drivers.interface.WorkloadState`, ``gone``, or ``unknown`` before
+        the agent's first look. ``actual_at`` says since when, ``actual_detail`` is a sentence about it.
     :param restarts: how often it was started again since it last ran for long.
-    :param flavor_version: the version of the flavor that ``resources`` and the extra specs of ``request`` are; 0: the request
-        brought them along.
+    :param flavor_version: the version of the flavor that ``resources`` and the extra specs of ``request`` come from; 0: they come
+        from the request.
     """
 
     uuid: str
@@ -91,7 +92,7 @@ class Instance:
 
 
 def holds_of(store: AllocationStore, consumer: str) -> dict[str, dict[str, int]]:
-    """Reads what a consumer holds: provider uuid -> resource class -> units. One statement."""
+    """Reads the allocations of a consumer, in units by provider uuid and resource class. One statement."""
     found: dict[str, dict[str, int]] = {}
     for item in store.allocations(consumers=[consumer]):
         found.setdefault(item.provider, {})[item.resource_class] = item.used
@@ -99,12 +100,12 @@ def holds_of(store: AllocationStore, consumer: str) -> dict[str, dict[str, int]]
 
 
 def move_consumer(instance_uuid: str) -> str:
-    """The consumer that holds resources on the destination while an instance moves."""
+    """Returns the consumer that holds resources on the destination while an instance moves."""
     return str(uuid.uuid5(_MOVES, instance_uuid))
 
 
 def departed_consumer(instance_uuid: str) -> str:
-    """The consumer that holds resources on the source of a move from its end until the source's agent has let go."""
+    """Returns the consumer that holds resources on the source after a move, until the source's agent has removed the instance."""
     return str(uuid.uuid5(_MOVES, f"{instance_uuid}/source"))
 
 
@@ -116,12 +117,12 @@ def claims_after_leaving(
     *,
     departed: Expect = Expect.NOTHING,
 ) -> list[AllocationChange]:
-    """Returns the changes by which an instance holds ``holds``, and ``departed_consumer`` what the instance held before.
+    """Returns the changes after which an instance holds ``holds``, and ``departed_consumer`` what the instance held before.
 
-    One read of the ledger. The changes are refused if the instance's claim was changed since.
+    Reads the ledger once. The changes are refused if the instance's claim has changed since.
 
     :param residents: as in :class:`moorage.allocation.interface.AllocationChange`.
-    :param departed: whether the source of an earlier move may hold something, which is given back.
+    :param departed: what ``departed_consumer`` may hold of an earlier move; it is released.
     """
     project, user = instance.project_id, instance.user_id
     source = ledger.consumer(instance.uuid)
@@ -149,11 +150,11 @@ def _resources(holding: ConsumerHolding) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class InstanceWrite:
-    """One of the writes of :meth:`InstanceStore.write_many`.
+    """One write of :meth:`InstanceStore.write_many`.
 
     :param values: fields as for :meth:`InstanceStore.change`; None: the instance is removed.
-    :param context: the request that the event of the write names.
-    :param fence: that the row must still have, where fields are changed.
+    :param context: the request context for the event of the write.
+    :param fence: the fence that the row must still have, for changes.
     """
 
     uuid: str
@@ -167,19 +168,22 @@ class InstanceStore(InstanceSource):
     """Reads and writes instances. Built by the loader as ``plugin(conf=..., database=..., clock=...)``."""
 
     api_version: ClassVar[tuple[int, int]]
-    #: The resource type of its worker rows (``instance``).
+    #: The resource type of operations on its instances (``instance``).
     resource_type: ClassVar[str] = "instance"
 
     @abc.abstractmethod
     def insert(self, transaction: Any, instance: Instance) -> Instance:
-        """Write a new row and return it with its timestamps; AlreadyExists when the uuid is taken."""
+        """Inserts an instance. Returns it with its timestamps.
+
+        :raises AlreadyExists: the uuid is in use.
+        """
 
     def insert_many(
         self, transaction: Any, instances: Sequence[Instance], contexts: Sequence[RequestContext | None]
     ) -> Sequence[Instance]:
-        """Write new rows as :meth:`insert` does.
+        """Inserts instances, as :meth:`insert` inserts each.
 
-        :param contexts: the request of each instance; its event names that request.
+        :param contexts: the request context of each instance, for its event.
         """
         found = []
         for each, context in zip(instances, contexts, strict=True):
@@ -189,12 +193,15 @@ class InstanceStore(InstanceSource):
 
     @abc.abstractmethod
     def get(self, uuid: str) -> Instance:
-        """One instance; NotFound when there is none."""
+        """Returns an instance.
+
+        :raises NotFound: there is none with the uuid.
+        """
 
     def find(self, uuids: Sequence[str], transaction: Any = None) -> Sequence[Instance]:
-        """Those of several instances that exist, in any order.
+        """Returns the instances that exist, in any order.
 
-        :param transaction: an open one of this store to read in; None: one of its own.
+        :param transaction: an open transaction of this store, to read in it; None: the store opens one.
         """
         found = []
         for each in uuids:
@@ -212,35 +219,36 @@ class InstanceStore(InstanceSource):
         status: str | None = None,
         project_id: str | None = None,
     ) -> Sequence[Instance]:
-        """Instances ordered by uuid, a page of ``limit`` after the given uuid."""
+        """Returns instances ordered by uuid: at most ``limit`` of them after the uuid ``after``."""
 
     def group_members(
         self, group: str, transaction: Any = None, *, project_id: str | None = None
     ) -> Sequence[tuple[str, str]]:
-        """(uuid, uuid of the node) of the instances that are in a server group and occupy a node; one that moves is on both.
+        """Returns (uuid, uuid of the node) of the instances of a server group that are on a node. A moving one is on two nodes.
 
-        A store that does not keep server groups knows of none, and policies of groups are then not checked with the claim.
+        A store without server groups returns none; claims then do not check the policies of groups.
 
-        :param transaction: an open one of this store to read in; None: one of its own.
-        :param project_id: those of a project only; groups that requests bring along may have one name in several.
+        :param transaction: an open transaction of this store, to read in it; None: the store opens one.
+        :param project_id: only instances of this project: groups that requests define may have one name in several projects.
         """
         return ()
 
     def on_node(self, node_uuid: str, transaction: Any) -> Sequence[InstanceRecord]:
-        """The instances that occupy a node or are moving to it, read in an open transaction.
+        """Reads the instances that are on a node or move to it, in an open transaction.
 
-        An instance that leaves the node has its old flavor here, one that moves in has its new flavor. An instance that is
-        resized on its own node stands here twice; the second record has the uuid :func:`move_consumer`.
+        An instance that leaves the node has its old flavor, one that moves to it has its new flavor. An instance that is resized
+        on its node occurs twice; the second record has the uuid :func:`move_consumer`.
 
-        The claim asks filters that judge instances again with this answer. A store that does not keep it up to date breaks
-        their promises when requests are concurrent.
+        A claim calls the filters that judge instances again, with this answer. If a store does not keep it up to date, concurrent
+        requests can break the rules of these filters.
         """
         return ()
 
     def occupies(self, node_uuid: Any) -> Any | None:
-        """Returns a condition (SQLAlchemy): an instance occupies the node of the column ``node_uuid``, or moves to that node.
+        """Returns a condition (SQLAlchemy): an instance is on the node of the column ``node_uuid``, or moves to that node.
 
-        Statements that may write only free nodes carry it. None: the store cannot tell, so every node counts as occupied.
+        Statements that may write only free nodes contain its negation. None: the store has no such condition, so every node counts
+        as occupied.
         """
         return None
 
@@ -255,9 +263,9 @@ class InstanceStore(InstanceSource):
         fault: str = "",
         expected: Sequence[str] = (),
     ) -> bool:
-        """Set the status with the fence: only where ``fence <= token`` (and the status is one of ``expected``, when given).
+        """Sets the status and the fence, if ``fence <= token``, and if the status is one of ``expected`` (when given).
 
-        The condition is in the statement; False when the row was not written.
+        The condition is in the statement. Returns whether the row was written.
         """
 
     @abc.abstractmethod
@@ -271,19 +279,20 @@ class InstanceStore(InstanceSource):
         expected: Sequence[str] = (),
         fence: int | None = None,
     ) -> bool:
-        """Set fields of an instance with the fence, as :meth:`set_status` does; names are those of :class:`Instance`.
+        """Sets fields of an instance and the fence, on the conditions of :meth:`set_status`.
 
-        :param fence: the row must still have this one: nothing was written since it was read.
+        :param values: by the names of :class:`Instance`.
+        :param fence: the row must still have this fence, so nothing was written since it was read.
         """
 
     @abc.abstractmethod
     def remove(self, transaction: Any, uuid: str, token: int) -> bool:
-        """Delete the row where ``fence <= token``; False when it was not."""
+        """Deletes the row if ``fence <= token``. Returns whether it was deleted."""
 
     def write_many(self, transaction: Any, writes: Sequence[InstanceWrite]) -> bool:
-        """Change and remove several different instances, as :meth:`change` and :meth:`remove` do each of them.
+        """Changes and removes different instances, as :meth:`change` and :meth:`remove` write each of them.
 
-        False when at least one was not written: the transaction must then be rolled back.
+        Returns whether all were written. Otherwise the transaction must be rolled back.
         """
         for each in writes:
             with acting_for(each.context):
@@ -297,19 +306,21 @@ class InstanceStore(InstanceSource):
 
 
 class Reassignable(abc.ABC):
-    """A further power of instance stores: instances change their host together with their node."""
+    """A power of instance stores: gives instances another host when their node gets another agent."""
 
     @abc.abstractmethod
     def reassign(self, transaction: Any, hosts: Mapping[str, str], host: str) -> int:
-        """Give instances to another host: those of ``hosts`` (uuid -> host) that still are of that host, and in no operation.
+        """Gives instances another host, if they still have the host in ``hosts`` and no operation on them is in progress.
 
-        The condition is in the statement; answers how many were written.
+        The condition is in the statement. Returns how many were written.
+
+        :param hosts: the present host by the instance's uuid.
         """
 
     def kept_on(self, transaction: Any, node_uuids: Collection[str]) -> Sequence[str]:
-        """The uuids of the instances whose unconfirmed resize keeps a place on some nodes, whatever is in progress on them.
+        """Returns the uuids of instances whose unconfirmed resize holds resources on some nodes, also during operations.
 
-        A store that keeps no places has none.
+        A store without unconfirmed resizes returns none.
         """
         return ()
 

@@ -45,7 +45,7 @@ class ObserverSettings:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What became of the notices for one observer. ``off``: why it is told nothing more; empty while it is."""
+    """Counts the notices for one observer. ``off``: why it receives no more events; empty while it receives them."""
 
     told: int
     dropped: int
@@ -127,7 +127,7 @@ class _Lane:
             if now - self._complained < _COMPLAINTS:
                 return
             self._complained = now
-        LOG.warning("%s falls behind: %d events were not told to it so far.", self.who, self._dropped)
+        LOG.warning("%s falls behind: %d of its events were dropped so far.", self.who, self._dropped)
 
     def _failed(self, method: str, error: BaseException) -> None:
         self._errors += 1
@@ -142,7 +142,7 @@ class _Lane:
                 return
             self._off = why
         LOG.error(
-            "%s %s, and is told nothing more. Repair it, or take it out of [observers] enabled; a reload tries it again.%s",
+            "%s %s, and receives no more events. Repair it, or take it out of [observers] enabled; a reload tries it again.%s",
             self.who, why, f" It is here:\n{where}" if where else "",
         )  # fmt: skip
 

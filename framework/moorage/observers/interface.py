@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of observers, and the events that they get.
+"""Defines the interface of observers, and the events that observers receive.
 
-An observer is told of events after they have happened, and can change nothing. It is told in a thread of its own: whatever it does,
-raise, hang or be slow, and no service waits for it. What comes faster than it takes it is dropped, and counted.
+An observer receives events after they have happened, and cannot change anything. Each observer has its own thread, so no service
+waits for an observer that raises, hangs or is slow. Events that arrive faster than the observer takes them are dropped and
+counted.
 
-Events are told at most once, by the process in which they happen, and those of different processes in no order. They are no
-journal: a process that is killed takes with it what it has not told yet. Some are seen by several processes and told by each of
-them (that a service is down). An instance's whole truth is in the store. An observer that must not miss a change implements
-:meth:`Observer.follow`, which gets the journal itself.
+Each process delivers its own events, each at most once. The events of different processes have no order. Events are no journal: a
+killed process loses the events that it has not delivered. Several processes may see one event, and then each of them delivers it
+(a service is down, for example). The store has the complete state of an instance. An observer that must not miss a change
+implements :meth:`Observer.follow`, which receives the journal.
 """
 
 from __future__ import annotations
@@ -52,14 +53,15 @@ __all__ = [
     "WorkReported",
 ]
 
-#: 1.1: instance.rebuilt; an instance's end is told also by who cleans after its agent, and by the API where it is on no host.
+#: 1.1: instance.rebuilt; the end of an instance is also reported by the agent that cleans after its agent, and by the API if the
+#: instance is on no host.
 #: 1.2: operation.hung, work.reported.
 #: 1.3: Observer.follow.
 API_VERSION = (1, 3)
 
 
 class ObserverEvent:
-    """Something that has happened. Fields are text, numbers, and mappings of text to numbers."""
+    """The base class of events. Fields are text, numbers, and mappings of text to numbers."""
 
     __slots__ = ()
     #: Its name, which stays the same from release to release; a release may add events, and fields at the end.
@@ -223,13 +225,15 @@ class OperationHung(ObserverEvent):
 
 @dataclass(frozen=True, slots=True)
 class WorkReported(ObserverEvent):
-    """What one work loop of an agent did since its last report; told every ``[agent] sweep_interval`` seconds while it has work.
+    """Reports what one work loop of an agent did since its last report.
 
-    :param service: the name of the loop. :param taken: operations that were begun.
-    :param ended: operations by what became of them: done, retry (released, for later), stale (another owner was faster).
-    :param hung: operations that were given up. :param milliseconds: how long those that ended took, together.
-    :param waiting: operations in the queue. :param running: operations that are held, and ``longest_milliseconds`` the age of the
-        oldest.
+    It comes every ``[agent] sweep_interval`` seconds while the loop has work.
+
+    :param service: the name of the loop. :param taken: how many operations began.
+    :param ended: how many operations ended, by outcome: done, retry (released, for later), stale (another owner was faster).
+    :param hung: how many operations were given up. :param milliseconds: the time that all ended operations took, in sum.
+    :param waiting: operations in the queue. :param running: operations that the loop holds, and ``longest_milliseconds`` the age
+        of the oldest one.
     """
 
     kind = "work.reported"
@@ -245,7 +249,7 @@ class WorkReported(ObserverEvent):
 
 @dataclass(frozen=True, slots=True)
 class ServiceUp(ObserverEvent):
-    """A service is ready; told by itself. Schedulers tell it of one that was silent and beats again."""
+    """A service is ready. The service reports it. If a silent service sends heartbeats again, schedulers report it."""
 
     kind = "service.up"
     service: str
@@ -256,7 +260,10 @@ class ServiceUp(ObserverEvent):
 
 @dataclass(frozen=True, slots=True)
 class ServiceDown(ObserverEvent):
-    """A service beats no more; told by every scheduler that sees it. ``reason``: stopped (in good order), or silent."""
+    """A service sends no heartbeats any more. Every scheduler that sees it reports it.
+
+    :param reason: ``stopped`` (in good order), or ``silent``.
+    """
 
     kind = "service.down"
     service: str
@@ -268,7 +275,7 @@ class ServiceDown(ObserverEvent):
 
 @dataclass(frozen=True, slots=True)
 class ServiceFenced(ObserverEvent):
-    """An epoch of a service is over before its end: told by who declared it dead, and by itself when it finds out."""
+    """A live service was declared dead. Both the declaring service and the fenced service, when it finds out, report it."""
 
     kind = "service.fenced"
     service: str
@@ -299,7 +306,7 @@ class ShardReassigned(ObserverEvent):
     conflicts: int
 
 
-#: All there are, by kind.
+#: All events, by kind.
 EVENTS: Mapping[str, type[ObserverEvent]] = {
     each.kind: each
     for each in (
@@ -312,10 +319,10 @@ EVENTS: Mapping[str, type[ObserverEvent]] = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """The process that tells: its service, and the epoch of it.
+    """Identifies the process that delivers an event: its service, and the epoch of the service.
 
-    The processes of a WSGI server tell like the others and are no services: their uuid is in no list, their binary ``api-all`` or
-    ``api-`` and the dialect, their host the machine's name and the process's number.
+    The processes of a WSGI server deliver events too, but are no services: their uuid is in no list, their binary is ``api-all``
+    or ``api-`` and the dialect, and their host is the machine's name and the process's number.
     """
 
     service: str
@@ -326,10 +333,10 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An event as an observer is told it.
+    """An event as an observer receives it.
 
-    :param sequence: rises within a source; a number that is missing was dropped, or is an event that the observer does not want.
-    :param at: seconds since the Unix epoch by this machine's clock; for people to read, and orders nothing.
+    :param sequence: rises within a source. If a number is missing, its event was dropped or the observer does not want that kind.
+    :param at: seconds since the Unix epoch by this machine's clock. For people only: it orders nothing.
     :param dropped: how many notices this observer has lost so far in this process.
     """
 
@@ -342,7 +349,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class ObserverTools:
-    """What an observer is given.
+    """Holds what the constructor of an observer gets.
 
     :param conf: the configuration (an oslo.config ``ConfigOpts``).
     :param clock: :class:`moorage.clock.Clock`.
@@ -354,43 +361,46 @@ class ObserverTools:
 
 
 class Observer(abc.ABC):
-    """Is told what happens. Built as ``plugin(tools)`` in every role's process, again with each reload; used by one thread.
+    """Receives events. Built as ``plugin(tools)`` in every role's process, again with each reload; used by one thread.
 
-    What it raises is told in the log, and ends nothing; after ``[observers] max_errors`` in a row, or when one call takes longer
-    than ``[observers] deadline`` seconds (in which the process was not stopped), it is told nothing more, which the log says with
-    its name.
+    Errors that it raises are logged, and end nothing. After ``[observers] max_errors`` errors in a row, or when one call takes
+    longer than ``[observers] deadline`` seconds (while the process was not stopped), it receives no more events. The log says so
+    with the observer's name.
     """
 
     api_version: ClassVar[tuple[int, int]]
-    #: The kinds of events that it is told; None: all. With none at all, it is built in engines only, and for :meth:`follow`.
+    #: The kinds of events that it receives; None: all. If the set is empty, it is built in engines only, for :meth:`follow`.
     kinds: ClassVar[frozenset[str] | None] = None
 
     def __init__(self, tools: ObserverTools) -> None:
-        """Keep the tools. Raises ConfigError for options that cannot be used; must not block."""
+        """Keeps the tools. Must not block.
+
+        :raises ConfigError: an option cannot be used.
+        """
         self.tools = tools
 
     @abc.abstractmethod
     def observe(self, notice: Notice) -> None:
-        """Something has happened. It may block for a while: ``[observers] queue`` notices wait meanwhile."""
+        """Handles one event. It may block for a while: ``[observers] queue`` notices wait meanwhile."""
 
     def follow(self, events: Sequence[RecordedEvent], missed: int) -> None:  # noqa: B027  (most follow nothing)
-        """Take the next events of the journal, in the order of their numbers: every one, at least once.
+        """Handles the next events of the journal, in the order of their numbers. Each event comes at least once.
 
-        An observer that implements it is built once more in each engine, for nothing else. One engine at a time calls it, in one
-        thread. The cursor is kept in the store under the plugin's name, and begins with the events after its first start. When
-        the call raises, or does not return within ``[observers] deadline``, the same events come again later, and none of the
-        later ones before. Events may come again after later ones: their numbers say so.
+        Each engine builds an observer that implements this method once more, for this method only. One engine at a time calls it,
+        in one thread. The store keeps the cursor under the plugin's name. The first event is the first one after the plugin's
+        first start. If the call raises, or does not return within ``[observers] deadline``, these events come again, before all
+        later ones. An event may also come again after later events: compare the numbers.
 
         :param events: at most 100.
         :param missed: how many events were purged, so far, before they were delivered.
-        :raises Exception: they were not taken. Administrators see the text, so it must not contain secrets.
+        :raises Exception: the events were not handled. Administrators see the text, so it must not contain secrets.
         """
 
     def flush(self) -> None:  # noqa: B027  (most have nothing to write later)
-        """Nothing waits, for now: the moment to write what was collected. Nothing by itself."""
+        """Writes what was collected. Called when no event waits. Does nothing by default."""
 
     def close(self) -> None:  # noqa: B027  (most have nothing to close)
-        """The last call: the process ends, or a reload has made another one. Nothing by itself."""
+        """Ends the observer: the process ends, or a reload has built another one. Does nothing by default."""
 
 
 #: Chosen by ``[observers] enabled``.

@@ -9,35 +9,35 @@ from oslo_config import cfg
 
 __all__ = ["GROUP", "OPTS", "list_opts", "register_opts"]
 
-GROUP = cfg.OptGroup("observers", title="Plugins that are told what happens")
+GROUP = cfg.OptGroup("observers", title="Plugins that receive events")
 
 OPTS: Sequence[cfg.Opt] = (
     cfg.ListOpt(
         "enabled",
         mutable=True,
         default=[],
-        help="The plugins (entry-point group moorage.observers) that every process tells of events.",
+        help="The plugins (entry-point group moorage.observers) that receive the events of every process.",
     ),
     cfg.IntOpt(
         "queue",
         mutable=True,
         default=1000,
         min=1,
-        help="Events that wait for one observer at most; what is more is dropped, and counted.",
+        help="Events that may wait for one observer. More events are dropped, and counted.",
     ),
     cfg.IntOpt(
         "max_errors",
         mutable=True,
         default=10,
         min=1,
-        help="Errors in a row after which an observer is told nothing more, until it is made again.",
+        help="Errors in a row after which an observer receives no more events, until a reload or restart builds it again.",
     ),
     cfg.FloatOpt(
         "deadline",
         mutable=True,
         default=30.0,
         min=0.01,
-        help="Seconds after which one call of an observer counts as hanging; it is told nothing more.",
+        help="Seconds after which one call of an observer counts as hanging. The observer then receives no more events.",
     ),
 )
 

@@ -23,7 +23,7 @@ class RpcSender:
     Every message gets the next number of (service, epoch), counted over all topics, and the request context: the one that is
     given, else the current one of the thread.
 
-    :param timeout: seconds that :meth:`call` waits where it is not told otherwise, ``[rpc] call_timeout``.
+    :param timeout: seconds that :meth:`call` waits by default: ``[rpc] call_timeout``.
     """
 
     def __init__(self, transport: Transport, service: str, epoch: int, *, timeout: float = 60.0) -> None:

@@ -23,7 +23,7 @@ class Verdict(enum.Enum):
     GAP = "gap"
     #: Not seen before, but a newer one was: whatever it says about the present state is out of date.
     LATE = "late"
-    #: Seen before, or so old that it cannot be told.
+    #: Seen before, or so old that it is unknown whether it was seen.
     DUPLICATE = "duplicate"
     #: Of an earlier incarnation of the service.
     OLD_EPOCH = "old-epoch"
@@ -49,7 +49,7 @@ class OriginFilter:
     Numbers more than ``window`` below the newest count as DUPLICATE: throwing out a message is allowed (at most once), handling
     one twice is not. When more than ``services`` send, the one not heard for longest is forgotten, and its next message is NEW.
 
-    :param window: how far back numbers are told apart.
+    :param window: how many of the last numbers are remembered.
     :param services: how many senders are remembered.
     """
 

@@ -139,7 +139,7 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
 def error_reply(error: Exception, method: str, limit: int = _LARGEST_ERROR) -> dict[str, Any]:
     """The reply that tells the caller of a method of an error, in at most about ``limit`` bytes.
 
-    An unexpected exception is logged with an id, and only the id is told.
+    An unexpected exception is logged with an id, and the reply has only the id.
     """
     if isinstance(error, errors.TransportError):
         # The caller must not take the handler's own NoListener for "my message was not handled".

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's memory of the fleet: columns and indexes, one writer, immutable snapshots.
+"""Keeps the fleet in the scheduler's memory, as columns and indexes. It has one writer, and readers get immutable snapshots.
 
-A change goes into the index at once and is noted; what is noted is added to the columns when somebody asks for a snapshot, all
-of it at a time. A column that a snapshot has is copied before it is changed, so a reader never sees a column change. A column that
-no snapshot has is changed in place. So samples, which copy their own rows only, cost the same for a fleet of any size. What an
-instance occupies is counted by its uuid: however often it is told, it counts once.
+A change is put into the index at once, and noted. All noted changes are added to the columns together, when a snapshot is made. A
+column that a snapshot has is copied before it is changed, so a reader never sees a column change. A column that no snapshot has is
+changed in place. So samples, which copy their own rows only, cost the same for a fleet of any size. Instances are counted by uuid:
+an instance that is reported several times counts once.
 
-What the store says is used beyond the known instances (claims of others) is added as ``foreign`` use. It is believed only when
-two readings in a row agree on it, because a reading is always a little older than the messages.
+The store may have more use than the known instances have (claims of others). The difference is added as ``foreign`` use, if two
+readings in a row agree on it: a reading is always a little older than the messages.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from moorage.scheduling.snapshot import COUNTED_FLAVORS, Counts, Floats, Snapsho
 
 __all__ = ["FleetView", "Moment"]
 
-#: A moment of a view: the object that stands for its era, and how many changes of rows there were since that began.
+#: A moment of a view: an object for the present era, and the number of row changes since the era began.
 Moment = tuple[object, int]
-#: Names of counts by row: of all instances, and of those that are busy.
+#: Names of the counts by row: all instances, and busy instances.
 _INSTANCES, _BUSY = "instances", "busy"
-#: Changes that are noted at most before they are added to the columns; and rows that are remembered to have changed.
+#: Changes that are noted at most before they are added to the columns, and changed rows that are remembered at most.
 _NOTED = 65_536
-#: So many noted changes are added one by one, which takes less time than array operations.
+#: Up to so many noted changes are added one by one, which takes less time than array operations.
 _FEW = 64
-#: Kinds of instances (flavor, resources, busy) that are remembered at most between two snapshots.
+#: Kinds of instances (flavor, resources, busy) that are remembered between two snapshots, at most.
 _KINDS = 4096
 
 
 class _Host:
-    """The nodes of one agent, and the digest of its instances as long as they do not change."""
+    """Holds the nodes of one agent, and the digest of its instances until they change."""
 
     __slots__ = ("digest", "rows")
 
@@ -54,16 +54,16 @@ class _Host:
 
 
 class FleetView:
-    """The head of the view: written under one lock, read through :meth:`snapshot`. Safe for use by several threads.
+    """The view of the fleet: changed under one lock, read through :meth:`snapshot`. Safe for use by several threads.
 
-    :param tracked: instances are put here. Otherwise there are none, and use is what the store says and what is held.
+    :param tracked: the view has instances. Otherwise use is what the store has, and what is held.
     :param step_rule: ``[allocation] step_size_rule``.
     """
 
     def __init__(self, *, tracked: bool = True, step_rule: str = "seed") -> None:
         self._tracked = tracked
         self._step_rule = step_rule
-        #: What was claimed of providers and is in no reading yet.
+        #: Claims on providers that no reading has yet.
         self._use = ProviderUse()
         self._held: dict[str, InstanceRecord] = {}
         self._lock = threads.rlock()
@@ -72,9 +72,9 @@ class FleetView:
         self._last_foreign: dict[str, Floats] = {}
         self._last_rows: dict[str, int] = {}
         self._snapshot: Snapshot | None = None
-        #: The fleet without instances, for what follows from nodes alone; None: the nodes have changed since it was made.
+        #: The fleet without instances, for columns of nodes alone; None: the nodes have changed since it was made.
         self._bare: Snapshot | None = None
-        #: What was applied to the nodes last; None when nodes were read since.
+        #: The states that were last applied to the nodes; None: nodes were read since.
         self._unavailable: ExcludedTargets | None = None
         #: The rows whose use has changed since the era began. An era ends when more than use changes.
         self._changed_rows: list[int] = []
@@ -86,9 +86,9 @@ class FleetView:
     # -- nodes ----------------------------------------------------------------------------------------------------
 
     def set_nodes(self, nodes: Sequence[NodeState], *, held: Collection[str] = ()) -> None:
-        """Take over what the store says of the nodes. Instances stay where they are by the name of host and node.
+        """Takes the nodes over that were read from the store. Instances keep their place by the names of host and node.
 
-        :param held: what was :meth:`held` when the reading began, and is in it therefore.
+        :param held: what :meth:`held` returned when the reading began: the reading has these claims.
         """
         with self._lock:
             self._read_held(held)
@@ -116,7 +116,7 @@ class FleetView:
             self._begin_era()
 
     def change_nodes(self, changes: FleetChanges, *, held: Collection[str] = ()) -> None:
-        """Takes over what changed in the store since the nodes were last taken over; costs what changed.
+        """Takes nodes over that changed in the store since the last reading. The cost depends on the number of changes.
 
         :param held: as for :meth:`set_nodes`.
         """
@@ -146,29 +146,29 @@ class FleetView:
             self._begin_era()
 
     def _read_held(self, uuids: Collection[str]) -> None:
-        """The reading that is taken over has what was held when it began."""
+        """Forgets the held claims that the present reading has."""
         self._use.read(uuids)
         for uuid in uuids:
             self._let_go(uuid)
 
     def _is_same_place(self, row: int, node: NodeState) -> bool:
-        """Whether the row stands for the node as it is now, and all its classes have columns."""
+        """Returns whether the row has the node's host and name, and all classes of the node have columns."""
         before = self._nodes[row]
         return (before.host, before.name) == (node.host, node.name) and node.capacity.keys() <= self._capacities.keys()
 
     def _with_states(self, node: NodeState) -> NodeState:
-        """The node with the states that were applied last. A host without an agent is down whatever they say."""
+        """Returns the node with the states that were last applied. A host without an agent is down in any case."""
         return node if self._unavailable is None or not node.up else self._unavailable.applied(node)
 
     def _place_homeless(self) -> None:
-        """Look for a place for instances whose node is told by another name now."""
+        """Puts instances whose node was unknown on their nodes, if these are known now."""
         homeless, self._homeless = self._homeless, {}
         for record in homeless.values():
             self._add(record)
         self._fold()
 
     def set_unavailable(self, unavailable: ExcludedTargets) -> None:
-        """Apply the states of agents and nodes, which were read just now. It costs nothing when nothing has changed."""
+        """Applies the states of agents and nodes that were just read. Costs nothing if nothing has changed."""
         with self._lock:
             if unavailable == self._unavailable:
                 return
@@ -182,7 +182,7 @@ class FleetView:
             self._begin_era()
 
     def down_hosts(self) -> frozenset[str]:
-        """The hosts whose agents were down when the states were last read."""
+        """Returns the hosts whose agents were down when the states were last read."""
         unavailable = self._unavailable
         return frozenset() if unavailable is None else unavailable.down
 
@@ -257,8 +257,8 @@ class FleetView:
     def limit_foreign(self) -> None:
         """Count no use as foreign that the known instances may explain by now.
 
-        A reading may have had an instance before the message about it came. If it is another one that the reading did not have, the
-        view now offers room that is taken: so this is for the moment before a refusal, where the store decides in the end.
+        A reading may have had an instance before the message about it came. If it is another one that the reading did not have,
+        the view now offers room that is taken: so this is for the moment before a refusal, where the store decides in the end.
         """
         if not self._tracked:
             return

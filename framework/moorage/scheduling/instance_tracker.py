@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances in the view: loaded once, kept by messages that may be lost, doubled, late or out of order.
+"""Keeps the instances in the view up to date by messages, which may be lost, doubled, late or out of order.
 
-Messages have numbers (service, epoch, sequence). One that is newer than all others of its service is applied. A late one is applied
-to instances of which nothing newer was said: the last word on each is remembered for a while, also when it was that it is gone.
-A message without an origin (the seed's bare form) is applied in the order in which it arrives.
+Each message has a number (service, epoch, sequence). A message that is newer than all others of its service is applied. A late
+message is applied only to instances that no newer message was about: the tracker remembers the last message about each instance
+for a while, also about deleted ones. A message without an origin is applied in the order of arrival.
 
-What is read from the store has no such number. While it is being read, messages note which instances they speak of, and the
-reading leaves those alone. What this process is claiming at that moment stays, also if the claim takes long. A full list that an
-agent tells may have been made before a claim that this process knows of, so a claim stays for a few seconds without being on it. A
-comparison that lacks only such claims agrees.
+Rows that are read from the store have no number. While the tracker reads the store, it notes the instances of arriving messages,
+and the reading does not change these. Instances that this process is claiming stay in the view. An agent may have made its list of
+instances before a claim that this process knows of. So a claim stays in the view for a few seconds although the list lacks it, and
+a comparison that lacks only such claims agrees.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from moorage.scheduling.interface import Holds, InstanceRecord, InstanceSource
 __all__ = ["InstanceTracker", "record_from_json", "record_to_json"]
 
 LOG = logging.getLogger(__name__)
-#: Of how many instances the last word is remembered at least, against messages that come late.
+#: Instances whose last message is remembered, at least.
 _REMEMBERED = 20_000
 _PAGE = 5_000
-#: Seconds for which a claim stays although a list that its agent tells lacks it.
+#: Seconds for which a claim stays in the view although the agent's list lacks it.
 _GRACE = 5.0
-#: Seconds per instance of a host by which that comparison is delayed, because its cost grows with the number of instances.
+#: Seconds for each instance of a host by which the next comparison is delayed: its cost grows with the number of instances.
 _PACE = 0.0003
-#: Claims that are remembered without a look at how old they are.
+#: Claims that are remembered before old ones are removed.
 _FEW_CLAIMED = 1000
-#: A message's number: the service in the high bits, then the epoch, then the sequence.
+#: The number of a message has the service in its high bits, then the epoch, then the sequence.
 _SERVICE_SHIFT, _EPOCH_SHIFT = 96, 48
 
 
 class _Service:
-    """What is known of a sender: its host, its incarnation, the highest number of its messages."""
+    """Holds the host, the epoch and the highest message number of a sender."""
 
     __slots__ = ("base", "epoch", "highest", "host", "number")
 
@@ -59,10 +59,10 @@ class _Service:
 
 
 class InstanceTracker:
-    """Feeds a view. Safe for use by several threads.
+    """Applies messages, claims and readings of the store to a view. Safe for use by several threads.
 
-    :param epochs: confirms the epochs of messages; None believes every epoch.
-    :param claiming: the uuids of what this process is claiming at the moment.
+    :param epochs: confirms the epochs of messages; None: every epoch is right.
+    :param claiming: returns the uuids of the instances that this process is claiming.
     """
 
     def __init__(
@@ -78,19 +78,19 @@ class InstanceTracker:
         self._clock: Clock = clock or SystemClock()
         self._lock = threads.lock()
         self._services: dict[str, _Service] = {}
-        #: Instance -> number of the last message that spoke of it; two generations, so that the older one can be forgotten.
+        #: The number of the last message about each instance, in two generations: the older one is dropped as a whole.
         self._said: dict[str, int] = {}
         self._said_before: dict[str, int] = {}
-        #: Claims of which no agent has spoken yet, and when they were heard of.
+        #: Claims without a message of an agent, with the time when they became known.
         self._claimed: dict[str, float] = {}
-        #: From more of them on, the old ones are forgotten.
+        #: If there are more of them, old ones are removed.
         self._most_claimed = _FEW_CLAIMED
         self._readings: list[set[str]] = []
         self._spoke: set[str] = set()
-        #: Hosts that have all spoken.
+        #: The hosts of the view, if each of them has sent a message.
         self._all_spoke: Mapping[str, object] | None = None
         self._stale: dict[str, float] = {}
-        #: By host, the claims that it lacked, and the monotonic time of its next comparison.
+        #: By host, the time of its next comparison (monotonic) and the claims that its last list lacked.
         self._lacked: dict[str, tuple[float, frozenset[str]]] = {}
         self._missed: dict[str, float] = {}
         self._late = False
@@ -98,14 +98,14 @@ class InstanceTracker:
     # -- what is known of hosts -----------------------------------------------------------------------------------
 
     def has_spoken(self, host: str) -> bool:
-        """The seed's ``updated``: the host tells of its instances, so that the view of it can be trusted."""
+        """Returns whether the host has sent messages about its instances, so that the view of the host is up to date."""
         return host in self._spoke
 
     def silent(self, hosts: Mapping[str, object]) -> list[str]:
-        """Those of the hosts that never spoke: their instances are only as new as the last reading of the store.
+        """Returns the hosts that never sent a message. Their instances are as old as the last reading of the store.
 
-        :param hosts: the view's, which are one object until the view has other hosts. A host that has spoken stays one, so the
-            hosts are compared until all of them have.
+        :param hosts: the view's hosts. The view returns one object until its hosts change, so the answer for it is kept once all
+            of them have sent a message.
         """
         if hosts is self._all_spoke:
             return []
@@ -115,17 +115,17 @@ class InstanceTracker:
         return found
 
     def stale_since(self, host: str) -> float | None:
-        """Since when (monotonic seconds) the view of the host is known to differ from the host; None when it does not."""
+        """Returns since when (monotonic seconds) the view is known to differ from the host; None: it does not."""
         return self._stale.get(host)
 
     def stale(self) -> dict[str, float]:
-        """All hosts whose view is known to differ, and since when."""
+        """Returns all hosts from which the view is known to differ, and since when."""
         with self._lock:
             return dict(self._stale)
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the view of a host is known to differ, or a message is missing or was refused. Costs nothing."""
+        """Whether the view is known to differ from a host, or a message is missing or was refused. Costs nothing."""
         return bool(self._stale or self._missed or self._lacked) or (
             self._epochs is not None and self._epochs.has_refused
         )
@@ -154,7 +154,7 @@ class InstanceTracker:
     # -- readings of the store ------------------------------------------------------------------------------------
 
     def load(self, source: InstanceSource) -> int:
-        """Read all instances, page by page; what a message said meanwhile is not overwritten."""
+        """Reads all instances, page by page. Messages that arrive meanwhile win. Returns the number of instances."""
         count = 0
         with self._reading() as touched:
             for page in source.pages(_PAGE):
@@ -164,12 +164,12 @@ class InstanceTracker:
         return count
 
     def reload_hosts(self, source: InstanceSource, hosts: Sequence[str]) -> None:
-        """Make the view of these hosts equal to the store's, by one query; it is no longer stale.
+        """Reads the instances of hosts again, by one query. The view of these hosts is not stale then.
 
-        What is being claimed at that moment stays.
+        Instances that are being claimed stay in the view.
         """
         with self._reading() as touched:
-            # Before the store is read: a claim that ends meanwhile is in the reading, or was taken back.
+            # Before the store is read: a claim that ends meanwhile is in the reading, or has failed.
             claiming = self._claiming()
             records = source.by_hosts(hosts)
             of_host: dict[str, list[InstanceRecord]] = {host: [] for host in hosts}
@@ -201,7 +201,7 @@ class InstanceTracker:
     def update(
         self, host: str, records: Sequence[InstanceRecord], origin: Origin | None, *, replace: bool = False
     ) -> None:
-        """Instances are on the host; with ``replace`` these and no others."""
+        """Applies a message that instances are on a host; with ``replace``, that no others are."""
         if not self._believes(host, origin):
             return
         with self._lock:
@@ -218,23 +218,23 @@ class InstanceTracker:
                 self._put(records, number)
 
     def claimed(self, records: Sequence[InstanceRecord]) -> None:
-        """Adds instances that a scheduler has claimed nodes for. What an agent said of an instance counts more, also a deletion."""
+        """Adds instances that another scheduler has claimed. Messages of agents win, also those of deletions."""
         with self._lock:
             for record in records:
                 if self._last_word(record.uuid) is None and self._view.get(record.uuid) is None:
                     self._claim(record)
 
     def reserve(self, record: InstanceRecord) -> None:
-        """A node is being claimed for it here.
+        """Adds an instance that this process is claiming.
 
-        What is known to be somewhere stays there: the claim is a repetition, or is refused.
+        If the instance is in the view already, it stays where it is: the claim is a repetition, or will be refused.
         """
         with self._lock:
             if record.uuid in self._claimed or self._view.get(record.uuid) is None:
                 self._claim(record)
 
     def unreserve(self, record: InstanceRecord) -> None:
-        """Nothing came of it; what anybody said of it since counts more."""
+        """Removes an instance whose claim failed, unless a message about it has arrived since."""
         with self._lock:
             known = self._view.get(record.uuid)
             if known is None or (known.host, known.node) != (record.host, record.node):
@@ -244,7 +244,7 @@ class InstanceTracker:
                 self._view.drop(record.uuid)
 
     def delete(self, host: str, uuids: str | Sequence[str], origin: Origin | None) -> None:
-        """Instances are not on the host any more; one that another host told of since stays there."""
+        """Applies a message that instances have left a host. Instances that another host has reported since stay there."""
         if not self._believes(host, origin):
             return
         with self._lock:
@@ -259,16 +259,16 @@ class InstanceTracker:
                     self._drop(uuid)
                     self._remember(uuid, number)
                 elif not self._outdated(uuid, number):
-                    # What the host said of it before must not bring it back here.
+                    # An earlier message of the host must not move it back.
                     self._remember(uuid, number)
 
     def sync(self, host: str, uuids: Sequence[str], digest: str | None, origin: Origin | None) -> bool:
-        """Compare with what the host has; a difference is noted, see :meth:`stale`. True when they agree."""
+        """Compares the view with a host's list. Returns whether they agree; :meth:`stale` has the hosts that differ."""
         if not self._believes(host, origin):
             return True
         with self._lock:
             if self._heard(host, origin) < 0 or self._late:
-                # The host has said something newer already.
+                # A newer message of the host was applied.
                 return True
             if digest is not None:
                 agree = (len(uuids), digest) == self._view.digest(host)
@@ -286,11 +286,11 @@ class InstanceTracker:
             else:
                 self._stale.setdefault(host, self._clock.monotonic())
         if not agree:
-            LOG.info("The view of host %s differs from what the host says; it is asked.", host)
+            LOG.info("The view of host %s differs from its list of instances; the host is asked for all of them.", host)
         return agree
 
     def _believes(self, host: str, origin: Origin | None) -> bool:
-        """Whether the epoch of a message is confirmed. Not under the lock: it may read the table of services."""
+        """Returns whether the epoch of a message is confirmed. Call it without the lock: it may read the table of services."""
         return origin is None or self._epochs is None or self._epochs.confirms(origin, host)
 
     # -- under the lock -------------------------------------------------------------------------------------------
@@ -301,15 +301,15 @@ class InstanceTracker:
         if len(self._claimed) > self._most_claimed:
             claiming = self._claiming()
             self._claimed = {uuid: at for uuid, at in self._claimed.items() if at > now - _GRACE or uuid in claiming}
-            # Looked through once for as many claims as there are: each costs the same, however many are open.
+            # All are checked once for as many new claims as there are open ones, so the cost of a claim does not grow.
             self._most_claimed = max(_FEW_CLAIMED, 2 * len(self._claimed))
         self._claimed[record.uuid] = now
         self._view.put(_own(record))
 
     def _heard(self, host: str, origin: Origin | None) -> int:
-        """The host has spoken; the number of its message, 0 for a bare one, -1 for one of an earlier incarnation.
+        """Notes a message of a host. Returns its number; 0: it has no origin; -1: it is of an earlier epoch.
 
-        ``_late`` says then whether the service has said something newer before.
+        Sets ``_late``: whether a newer message of the service has arrived before.
         """
         self._late = False
         if origin is None:
@@ -325,7 +325,7 @@ class InstanceTracker:
         if origin.epoch != service.epoch:
             if origin.epoch < service.epoch:
                 return -1
-            # The first message that is ever seen of a service says nothing about earlier ones; each epoch begins with 1.
+            # From the first message of a service one cannot know whether earlier ones are missing. Each epoch begins with 1.
             service.highest = 0 if service.epoch >= 0 else sequence - 1
             service.epoch = origin.epoch
             service.base = service.number | origin.epoch << _EPOCH_SHIFT
@@ -343,7 +343,7 @@ class InstanceTracker:
         return self._said_before.get(uuid) if found is None else found
 
     def _outdated(self, uuid: str, number: int) -> bool:
-        """A late message says nothing of an instance on which it, a newer one of its service, or another service was heard."""
+        """Returns whether a late message is too old for an instance: a newer message, or another service, was about it."""
         last = self._last_word(uuid)
         return last is not None and (last >= number or last >> _SERVICE_SHIFT != number >> _SERVICE_SHIFT)
 
@@ -353,7 +353,7 @@ class InstanceTracker:
             self._said_before, self._said = self._said, {}
 
     def _put(self, records: Sequence[InstanceRecord], number: int) -> None:
-        """A message says that they are where they say."""
+        """Applies the instances of a message."""
         for record in records:
             self._said[record.uuid] = number
         if len(self._said) >= _REMEMBERED:
@@ -361,7 +361,7 @@ class InstanceTracker:
         self._settle(records)
 
     def _settle(self, records: Sequence[InstanceRecord]) -> None:
-        """They are where they say, and no mere claims any more."""
+        """Puts instances into the view, which are no mere claims any more."""
         if self._readings or self._claimed:
             for record in records:
                 self._touch(record.uuid)
@@ -375,7 +375,7 @@ class InstanceTracker:
         self._view.drop(uuid)
 
     def _replace(self, host: str, records: Sequence[InstanceRecord], number: int) -> None:
-        """A message says that these and no others are on the host."""
+        """Applies a message with all instances of a host."""
         given = {record.uuid for record in records}
         claiming = self._claiming()
         lacked = []
@@ -392,7 +392,7 @@ class InstanceTracker:
         self._put([each for each in records if not (self._late and self._outdated(each.uuid, number))], number)
 
     def _compare_later(self, host: str, lacked: Collection[str], size: int) -> None:
-        """Has a host compare once more when the claims that it lacked are old: such a claim may have failed.
+        """Plans another comparison of a host, for when the claims that its list lacked are old: such a claim may have failed.
 
         :param size: how many instances the host has.
         """
@@ -403,18 +403,18 @@ class InstanceTracker:
 
         The host may have made its list before these claims. Empty if the host and the view differ in anything else.
         """
-        here, told = self._view.of_host(host), set(uuids)
-        lacking = here.keys() - told
+        here, listed = self._view.of_host(host), set(uuids)
+        lacking = here.keys() - listed
         claiming = self._claiming()
         agree = (
-            len(here) - len(lacking) == len(told)
+            len(here) - len(lacking) == len(listed)
             and all(uuid in claiming or self._just_claimed(uuid) for uuid in lacking)
-            and (digest is None or digest == instance_digest((uuid, here[uuid].flavorid) for uuid in told))
+            and (digest is None or digest == instance_digest((uuid, here[uuid].flavorid) for uuid in listed))
         )
         return frozenset(lacking) if agree else frozenset()
 
     def _is_mere_claim(self, uuid: str) -> bool:
-        """Whether no agent has sent a message about the claimed instance."""
+        """Returns whether no agent has sent a message about the claimed instance."""
         return uuid in self._claimed or (self._last_word(uuid) is None and self._view.get(uuid) is not None)
 
     def _just_claimed(self, uuid: str) -> bool:
@@ -427,9 +427,9 @@ class InstanceTracker:
 
 
 def _own(record: InstanceRecord) -> InstanceRecord:
-    """The record with texts and mappings that are shared with others of its kind.
+    """Replaces texts and mappings of a record by equal ones that records share, to save memory. Returns the record.
 
-    They are put in the place of equal ones, in the record itself: nobody can tell, and a new record takes four times as long.
+    It changes the frozen record itself, because the values are equal, and a new record would take four times as long.
     """
     put, intern, flavorid = object.__setattr__, sys.intern, record.flavorid
     put(record, "host", intern(record.host))
@@ -444,9 +444,9 @@ def _own(record: InstanceRecord) -> InstanceRecord:
     return record
 
 
-#: What a column holds exactly.
+#: The largest integer that columns of floats hold exactly.
 _LARGEST = 2**53
-#: Flavor -> its resources, as most instances of it have them.
+#: The resources of each flavor, as most of its instances have them.
 _resources: dict[str, FrozenDict] = {}
 
 
@@ -464,9 +464,9 @@ def _shared(flavorid: str, resources: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def record_from_json(data: Any, host: str) -> InstanceRecord:
-    """An instance as a message has it.
+    """Reads an instance from a message.
 
-    :raises InvalidInput: it has no uuid, or something in it is of another kind than it should be.
+    :raises InvalidInput: it has no uuid, or a field has the wrong type.
     """
     try:
         get = data.get
@@ -491,20 +491,20 @@ def record_from_json(data: Any, host: str) -> InstanceRecord:
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise errors.InvalidInput(
-            f"Host {host} told of an instance in a way that cannot be read ({type(error).__name__}: {error}); an instance is an "
+            f"A message of host {host} has an instance that cannot be read ({type(error).__name__}: {error}); an instance is an "
             "object with uuid, host, node, flavorid, resources and project_id."
         ) from error
 
 
 def _holds(data: Any) -> Holds | None:
-    """The resources that an instance holds, by provider, as a message says."""
+    """Reads the resources that an instance holds by provider, from a message."""
     if data is None:
         return None
     return {str(uuid): {str(name): int(units) for name, units in taken.items()} for uuid, taken in data.items()}
 
 
 def record_to_json(record: InstanceRecord) -> dict[str, Any]:
-    """An instance as a message has it."""
+    """Returns an instance as it is written into messages."""
     return {
         "uuid": record.uuid,
         "host": record.host,

@@ -55,22 +55,22 @@ OPTS: Sequence[cfg.Opt] = (
         "enabled_filters",
         mutable=True,
         default=["compute", "capacity", "required_traits", "same_host", "different_host"],
-        help="Plugins (entry-point group moorage.filters) that decide where an instance may go, in this order. A path "
-        "(package.module.Class, or of a function that answers classes) names a filter that was written for Nova.",
+        help="Plugins (entry-point group moorage.filters) that decide which nodes an instance may be placed on, in this order. A "
+        "path (package.module.Class, or of a function that returns classes) names a filter that was written for Nova.",
     ),
     cfg.BoolOpt(
         "nova_shim",
         default=False,
-        help="Let filters and weighers that are named by the path of a class import stand-ins for Nova's base classes, where Nova "
-        "is not installed. Needs a restart.",
+        help="Provides stand-ins for Nova's base classes to filters and weighers that are named by a path, if Nova is not "
+        "installed. Needs a restart.",
     ),
     cfg.StrOpt(
         "preset",
         mutable=True,
         default=DEFAULT_PRESET,
         choices=[(name, preset.meaning) for name, preset in PRESETS.items()],
-        help="How nodes are ranked: sets the defaults of enabled_weighers and of the multipliers of the weighers. What the "
-        "configuration sets itself wins.",
+        help="How nodes are ranked: sets the defaults of enabled_weighers and of the weighers' multipliers. Values in the "
+        "configuration win.",
     ),
     cfg.ListOpt(
         "enabled_weighers",
@@ -84,13 +84,13 @@ OPTS: Sequence[cfg.Opt] = (
         mutable=True,
         default=1,
         min=1,
-        help="One of this many best nodes is taken at random; more than 1 keeps several schedulers apart.",
+        help="The node is chosen at random among so many best nodes. With more than 1, several schedulers conflict less often.",
     ),
     cfg.BoolOpt(
         "shuffle_best_same_weighed_hosts",
         mutable=True,
         default=False,
-        help="Nodes that are equally good are tried in random order.",
+        help="Tries equally good nodes in random order.",
     ),
     cfg.IntOpt(
         "sample_above",
@@ -101,37 +101,37 @@ OPTS: Sequence[cfg.Opt] = (
         "256 can take it without wasting scarce resources. Requests alike that are decided together share a sample, which has 256 "
         "nodes for each of them. The chosen node is one of the best ones, and seldom the very best. All nodes decide requests with "
         "hints, a server group, request groups, or named hosts or nodes. They decide all requests while a weigher is enabled that "
-        "does not spread instances (presets pack, gpu and nova), a filter does not judge each host alone, an aggregate turns a "
-        "weigher's multiplier round, or any node has several providers. 0: no fleet is sampled.",
+        "does not spread instances (presets pack, gpu and nova), a filter does not judge each host alone, an aggregate sets a "
+        "negative multiplier, or any node has several providers. 0: no fleet is sampled.",
     ),
     cfg.IntOpt(
         "alternates",
         mutable=True,
         default=2,
         min=0,
-        help="How many of the next best nodes each answer has, and how often a build that fails is tried again on another node.",
+        help="How many of the next best nodes each answer contains, and how often a failed build is tried again on another node.",
     ),
     cfg.IntOpt(
         "max_attempts",
         mutable=True,
         default=16,
         min=1,
-        help="How many nodes are tried for one instance when claims are refused.",
+        help="How many nodes are tried for one instance if claims are refused.",
     ),
     cfg.FloatOpt(
         "plugin_deadline",
         mutable=True,
         default=10.0,
         min=0.01,
-        help="Seconds that one filter or weigher may take for one request. One that takes longer is taken for hung: the request "
-        "answers 503 and another process takes its place.",
+        help="Seconds that one filter or weigher may take for one request. A plugin that takes longer counts as hanging: the "
+        "request gets 503, and a new process replaces the scheduler's process.",
     ),
     cfg.IntOpt(
         "breaker_threshold",
         mutable=True,
         default=3,
         min=1,
-        help="A plugin that hung this often within breaker_window is not run any more; requests answer 503 and name it.",
+        help="A plugin that hung so often within breaker_window is not called any more. Requests get 503, with the plugin's name.",
     ),
     cfg.FloatOpt(
         "breaker_window", mutable=True, default=300.0, min=1.0, help="Seconds for which a hung plugin is remembered."
@@ -140,54 +140,54 @@ OPTS: Sequence[cfg.Opt] = (
         "advisory_errors",
         mutable=True,
         default="skip",
-        choices=[("skip", "the request goes on without it"), ("refuse", "the request is refused")],
-        help="What happens when a filter that declares itself advisory raises.",
+        choices=[("skip", "the request continues without it"), ("refuse", "the request is refused")],
+        help="What happens to a request if a filter raises that declares itself advisory.",
     ),
     cfg.BoolOpt(
         "track_instance_changes",
         default=True,
-        help="Agents tell schedulers of their instances. Off: nothing is loaded, sent or attached, and filters that need "
-        "instances stop the start.",
+        help="Schedulers keep all instances in memory, and agents report changes to them. Off: schedulers do not start with "
+        "filters that need instances.",
     ),
     cfg.ListOpt(
         "instance_fields",
         default=[],
-        help="What agents tell of instances beyond what is always told and what the enabled filters declare: names of attributes "
-        "or of what the request had (name, hints, image, ...); * for everything. Needs a restart.",
+        help="Fields of instances that agents report, besides the usual ones and those that enabled filters declare: attributes, "
+        "or parts of the request (name, hints, image, ...); *: all. Needs a restart.",
     ),
     cfg.IntOpt(
         "scheduler_instance_sync_interval",
         default=_SYNC_INTERVAL,
-        help="Seconds between comparisons of what an agent has with what schedulers believe, which repair lost messages; 0 is "
-        "the default, less than 0 is never.",
+        help="Seconds between comparisons of an agent's instances with those that schedulers have, which repair lost messages. "
+        "0: the default; below 0: never.",
     ),
     cfg.FloatOpt(
         "silent_hosts_age",
         default=10.0,
         min=0.0,
-        help="Seconds for which the instances of hosts that never told of theirs (agents of an older release) are believed; "
-        "then the next request reads all of them again, by one query.",
+        help="Seconds after which instances of hosts are read from the store again whose agents report nothing (agents of an older "
+        "release). The next request then reads all of them, by one query.",
     ),
     cfg.FloatOpt(
         "heal_timeout",
         default=5.0,
         min=0.1,
-        help="Seconds that a host, whose instances differ from what a scheduler believes, has to tell them; then the store is "
-        "asked. The host can be chosen meanwhile.",
+        help="Seconds in which a host must report its instances if they differ from those of a scheduler. After that, the "
+        "scheduler reads them from the store. Meanwhile the host can be chosen.",
     ),
     cfg.FloatOpt(
         "refresh_interval",
         default=60.0,
         min=0.1,
-        help="Seconds between readings of the nodes and their use. A reading costs what changed since the last one. The states of "
-        "agents and nodes (up, disabled, maintenance) are read every second.",
+        help="Seconds between readings of the nodes and their use. A reading reads only what has changed since the last one. The "
+        "states of agents and nodes (up, disabled, maintenance) are read every second.",
     ),
     cfg.IntOpt("decisions", default=2000, min=1, help="How many recent decisions a scheduler remembers."),
 )
 
 
 def sync_seconds(conf: cfg.ConfigOpts) -> float | None:
-    """Seconds between comparisons of instances; None: never."""
+    """Returns the seconds between comparisons of instances; None: never."""
     section = conf.scheduling
     interval = float(section.scheduler_instance_sync_interval)
     if interval < 0 or not section.track_instance_changes:
@@ -196,7 +196,7 @@ def sync_seconds(conf: cfg.ConfigOpts) -> float | None:
 
 
 def apply_preset(conf: cfg.ConfigOpts) -> None:
-    """Makes the defaults those of ``[scheduling] preset``; what files and the command line set stays."""
+    """Sets the defaults of ``[scheduling] preset``. Values of files and the command line stay."""
     preset = PRESETS[conf.scheduling.preset]
     conf.set_default("enabled_weighers", list(preset.weighers), group=GROUP.name)
     for name, multiplier in preset.multipliers.items():
@@ -206,10 +206,10 @@ def apply_preset(conf: cfg.ConfigOpts) -> None:
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
-    """Register the options on ``conf``."""
+    """Registers the options in ``conf``."""
     conf.register_opts(OPTS, group=GROUP.name)
 
 
 def list_opts() -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
-    """Options by group, for the sample configuration."""
+    """Returns the options by group, for the sample configuration."""
     return [(GROUP.name, OPTS)]

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's side of instance tracking: tell every scheduler what changed, after it has succeeded.
+"""Reports the instances of a host to all schedulers, from its agent.
 
-The methods and their first arguments are those of the seed. Messages may be lost; the periodic :meth:`Reporter.sync` repairs that.
+Messages may be lost. The periodic :meth:`Reporter.sync` repairs that.
 
-What is told must be told in the order of the commits: who reads the store for :meth:`Reporter.sync` or
-:meth:`Reporter.host_started` and has committed something before must have told it before. One thread that commits, tells and
-compares holds to that by itself.
+Reports must be sent in the order of the commits. So an agent reports what it has committed before it reads the store for
+:meth:`Reporter.sync` or :meth:`Reporter.host_started`. An agent that does all of it in one thread keeps that order.
 """
 
 from __future__ import annotations
@@ -22,53 +21,53 @@ from moorage.scheduling.instance_fields import NO_FIELDS, FieldSet
 __all__ = ["AGENTS", "TOPIC", "Reporter", "Tracked"]
 
 LOG = logging.getLogger(__name__)
-#: Where schedulers listen, and where agents do.
+#: The topics of schedulers and agents.
 TOPIC = "scheduler"
 AGENTS = "agent"
-#: How many instances one message tells of at most; what is more is told in several.
+#: Instances in one message at most. More of them are sent in several messages.
 _PER_MESSAGE = 1000
 
 
 class Tracked(Protocol):
-    """What is told of an instance; InstanceRecord and the stores' own classes fit."""
+    """The attributes of an instance that are reported. InstanceRecord and the classes of stores have them."""
 
     @property
     def uuid(self) -> str:
-        """The instance."""
+        """Returns the instance's uuid."""
 
     @property
     def host(self) -> str:
-        """Where it is."""
+        """Returns the host of the instance."""
 
     @property
     def node(self) -> str:
-        """On which node."""
+        """Returns the node of the instance."""
 
     @property
     def flavorid(self) -> str:
-        """Its size."""
+        """Returns the id of the flavor."""
 
     @property
     def resources(self) -> Any:
-        """Resource class -> units."""
+        """Returns units by resource class."""
 
     @property
     def project_id(self) -> str:
-        """Whose it is."""
+        """Returns the project of the instance."""
 
 
 class FanoutSender(Protocol):
-    """The part of :class:`moorage.rpc.client.RpcSender` that is needed."""
+    """The part of :class:`moorage.rpc.client.RpcSender` that a reporter uses."""
 
     def fanout(self, topic: str, method: str, args: dict[str, Any]) -> None:
-        """Send to every server of the topic."""
+        """Sends a message to every server of the topic."""
 
 
 class Reporter:
-    """Tells schedulers of one host's instances. A message that cannot be sent is told in the log and is not tried again.
+    """Reports the instances of one host to schedulers. A message that cannot be sent is logged and not sent again.
 
     :param enabled: ``[scheduling] track_instance_changes``; nothing is sent without it.
-    :param fields: what is told beyond what is always told, see :func:`moorage.scheduling.instance_fields.declared_fields`.
+    :param fields: what is reported besides :class:`Tracked`; see :func:`moorage.scheduling.instance_fields.declared_fields`.
     """
 
     def __init__(self, sender: FanoutSender, host: str, *, enabled: bool = True, fields: FieldSet = NO_FIELDS) -> None:
@@ -79,34 +78,37 @@ class Reporter:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is sent at all; who would read the store only to tell of it need not."""
+        """Returns whether reports are sent at all. If not, there is no need to read the store for them."""
         return self._enabled
 
     def created(self, instances: Sequence[Tracked]) -> None:
-        """Instances were built here."""
+        """Reports instances that were built on the host."""
         self._update(instances)
 
     def resized(self, instance: Tracked) -> None:
-        """An instance has another flavor."""
+        """Reports an instance that has another flavor now."""
         self._update([instance])
 
     def unshelved(self, instance: Tracked) -> None:
-        """An instance was brought back here."""
+        """Reports an instance that was unshelved on the host."""
         self._update([instance])
 
     def rebuilt(self, instance: Tracked) -> None:
-        """An instance was rebuilt."""
+        """Reports an instance that was rebuilt."""
         self._update([instance])
 
     def live_migrated(self, instance: Tracked, *, source: bool) -> None:
-        """Told by both ends: the source has lost the instance, the destination has it."""
+        """Reports a live migration. Both agents call it.
+
+        :param source: whether the instance has left the host; otherwise it has arrived.
+        """
         if source:
             self.deleted([instance.uuid])
         else:
             self._update([instance])
 
     def deleted(self, uuids: Sequence[str]) -> None:
-        """Instances are gone; one message for all of them. A single one is told in the seed's form."""
+        """Reports instances that have left the host, in one message. A single instance is sent as a text, not as a list."""
         for start in range(0, len(uuids), _PER_MESSAGE):
             part = list(uuids[start : start + _PER_MESSAGE])
             self._send(
@@ -115,13 +117,13 @@ class Reporter:
             )
 
     def shelved_offloaded(self, uuid: str) -> None:
-        """An instance occupies this host no more."""
+        """Reports an instance that was shelved and holds nothing on the host any more."""
         self.deleted([uuid])
 
     def host_started(self, instances: Sequence[Tracked]) -> None:
-        """All instances of the host; replaces what schedulers believed, also when there are none.
+        """Reports all instances of the host. They replace what schedulers know of the host, even if there are none.
 
-        More than fit into one message are told in several, with a comparison after them.
+        If they do not fit into one message, several messages and a comparison are sent.
         """
         if len(instances) <= _PER_MESSAGE:
             self._update(instances, replace=True)
@@ -130,7 +132,7 @@ class Reporter:
         self.sync(instances)
 
     def sync(self, instances: Sequence[Tracked]) -> None:
-        """What the host has now, as uuids and a digest, for comparison."""
+        """Sends the uuids of all instances of the host and a digest, which schedulers compare with their view."""
         self._send(
             "sync_instance_info",
             {
@@ -144,7 +146,7 @@ class Reporter:
         if not self._enabled:
             return
         for start in range(0, len(instances) or 1, _PER_MESSAGE):
-            data = [self._told(each) for each in instances[start : start + _PER_MESSAGE]]
+            data = [self._plain(each) for each in instances[start : start + _PER_MESSAGE]]
             args: dict[str, Any] = {"host_name": self._host, "instance_or_list": data}
             if replace:
                 args["replace"] = True
@@ -156,10 +158,12 @@ class Reporter:
         try:
             self._sender.fanout(TOPIC, method, args)
         except (errors.TransportError, errors.MessageTooLarge) as error:
-            LOG.warning("Schedulers were not told by %s (%s); the next comparison repairs it.", method, error)
+            LOG.warning(
+                "The message %s was not sent to schedulers (%s); the next comparison repairs it.", method, error
+            )
 
-    def _told(self, instance: Tracked) -> dict[str, Any]:
-        told: dict[str, Any] = {
+    def _plain(self, instance: Tracked) -> dict[str, Any]:
+        found: dict[str, Any] = {
             "uuid": instance.uuid,
             "host": instance.host,
             "node": instance.node,
@@ -167,11 +171,11 @@ class Reporter:
             "resources": dict(instance.resources),
             "project_id": instance.project_id,
         }
-        # What filters declared beyond these, and what only some instances have; plain rows of a store may have none.
+        # Fields that filters declare, and fields that only some instances have. Plain rows of a store may lack them.
         if fields := self._fields.of(instance):
-            told["fields"] = fields
+            found["fields"] = fields
         if getattr(instance, "busy", False):
-            told["busy"] = True
+            found["busy"] = True
         if group := getattr(instance, "server_group", ""):
-            told["server_group"] = group
-        return told
+            found["server_group"] = group
+        return found

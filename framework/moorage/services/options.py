@@ -24,9 +24,9 @@ OPTS: Sequence[cfg.Opt] = (
         "service_down_time",
         default=60.0,
         min=0.15,
-        help="Seconds without a heartbeat after which a service is taken for dead; at least three times report_interval. A service "
-        "whose own heartbeats fail stops a little earlier. Also how often schedulers look for services to clean after. Six times "
-        "report_interval unless said, so that several may fail. The same for all services. Needs a restart.",
+        help="Seconds without a heartbeat after which a service counts as dead; at least three times report_interval, by default "
+        "six times, so that several heartbeats may fail. A service whose own heartbeats fail stops a little earlier. It is also the "
+        "interval in which schedulers search for services to clean up after. Set it to one value for all services. Needs a restart.",
     ),
 )
 

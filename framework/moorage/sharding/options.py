@@ -15,8 +15,8 @@ OPTS: Sequence[cfg.Opt] = (
     cfg.StrOpt(
         "strategy",
         default="balanced",
-        help="The plugin (entry-point group moorage.shard_strategies) that says which node belongs to which shard, where a plan "
-        "names none, and at enrolment.",
+        help="The plugin (entry-point group moorage.shard_strategies) that divides nodes into shards, for plans that name no "
+        "strategy, and at enrolment.",
     ),
     cfg.BoolOpt(
         "assign_at_enrolment",

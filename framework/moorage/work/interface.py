@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations and their leases: the right to do one piece of work on one resource, and its fenced end.
+"""Defines operations and their leases: the right to do one piece of work on one resource, and its fenced end.
 
 An :class:`Operation` is a row of ``workers``: one operation in progress on one resource. Its :class:`Lease` is the right, and the
 duty, to do it::
 
-    with lease.finish() as tx:      # one transaction: the row's end and the last write of the work
+    with lease.finish() as tx:      # one transaction: ends the operation, and does the last write of the work
         instances.set_status(tx, uuid, "active", lease.token)
 """
 
@@ -40,14 +40,14 @@ T = TypeVar("T")
 
 
 class ExistedBefore(errors.Conflict):
-    """A resource that shall be created had an operation before: it exists, or was deleted."""
+    """A resource cannot be created, because it had an operation before: it exists, or was deleted."""
 
 
 class Phase(enum.StrEnum):
-    """Where an operation stands.
+    """The phase of an operation.
 
-    WAITING: it has no owner. WORKING: a service does it. CLEANING: a cleaner has taken it over. RETRYING: a cleaner failed, another
-    try comes at ``next_try_at``. QUARANTINED: no more tries until a person says so.
+    WAITING: it has no owner. WORKING: a service does it. CLEANING: a cleaner has taken it over. RETRYING: a cleaner failed; the
+    next try is at ``next_try_at``. QUARANTINED: no more tries until an operator requests one.
     """
 
     WAITING = "waiting"
@@ -58,10 +58,10 @@ class Phase(enum.StrEnum):
 
 
 class Disposition(enum.Enum):
-    """What became of one try to do a piece of work.
+    """The outcome of one try to do a piece of work.
 
-    DONE: it is finished. CONTINUES: another owner of the lease goes on with it. RETRY: it was released, and is done again later.
-    STALE: nothing is left to do here, since a later owner has it or the resource does not need it any more.
+    DONE: it is finished. CONTINUES: another owner continues it. RETRY: it was released, and is tried again later. STALE: there is
+    nothing to do, because a later owner has it, or the resource does not need it any more.
     """
 
     DONE = "done"
@@ -70,7 +70,7 @@ class Disposition(enum.Enum):
     STALE = "stale"
 
 
-#: Operations that any scheduler may go on with are addressed to this name, which no host has. No service takes them.
+#: The target host of operations that any scheduler may continue. No host has this name, and no service takes them.
 ANY_SCHEDULER = "scheduler:*"
 
 
@@ -78,17 +78,17 @@ ANY_SCHEDULER = "scheduler:*"
 class Operation:
     """A row of ``workers``, as it was read.
 
-    :param status: of the resource while the operation is in progress.
-    :param target_host: the host whose service shall do the operation.
-    :param owner: uuid of the service that does it, None while nobody does; ``epoch`` is that of the owner.
-    :param token: the fence that the row carries now.
-    :param attempts: how often it was taken; from the first cleaner on, one more than cleaners have tried.
-    :param worker: uuid of the service that began the work last, with ``worker_epoch``; a cleaner does not count.
-    :param expires_at: when the owner's lease ends, ``next_try_at`` when a failed cleanup is tried again (of one that waits: until
-        when a living service has announced that it has it in its queue); ``created_at`` and ``updated_at`` say when it was
-        requested and last changed hands. Microseconds since the Unix epoch, of the database's clock.
-    :param request: the request that asked for it, for :func:`moorage.context.from_text`.
-    :param project_id: of the resource; None when it was not said.
+    :param status: the status of the resource while the operation is in progress.
+    :param target_host: the host whose service has to do the operation.
+    :param owner: the uuid of the service that does it, None without one; ``epoch`` is the owner's epoch.
+    :param token: the present token of the row.
+    :param attempts: how often a service or cleaner took it; from the first cleaner on, one more than cleaners have tried.
+    :param worker: the uuid of the service that last began the work, with ``worker_epoch``; cleaners do not count.
+    :param expires_at: when the owner's lease ends. ``next_try_at``: when a failed cleanup is tried again; while the operation
+        waits: until when a live service has announced that its queue has the operation. ``created_at`` and ``updated_at``: when it
+        was requested, and when its owner last changed. All in microseconds since the Unix epoch, by the database's clock.
+    :param request: the request for the operation, for :func:`moorage.context.from_text`.
+    :param project_id: the project of the resource; None: unknown.
     """
 
     resource_type: str
@@ -116,16 +116,16 @@ class Transactions(Protocol):
     """Runs transactions, as :class:`moorage.db.Database` does."""
 
     def write(self) -> AbstractContextManager[Any]:
-        """One transaction."""
+        """Returns one transaction."""
 
     def run(self, work: Callable[[Any], T]) -> T:
-        """One transaction, which is tried again when it loses a race."""
+        """Runs ``work`` in one transaction, and again in a new one when that loses a race."""
 
 
 class Right(abc.ABC):
-    """The right, and the duty, to do one piece of work: what an operation's lease and a tick's lease have in common.
+    """The right, and the duty, to do one piece of work. Leases of operations and of ticks are rights.
 
-    :ivar token: goes into every write of the work, and into the names of what lies outside of the store.
+    :ivar token: every write of the work carries it, and the names of files and the like outside of the store contain it.
     """
 
     __slots__ = ("_transactions", "token")
@@ -136,27 +136,27 @@ class Right(abc.ABC):
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Ask whether it is still held, before something expensive. Only a fenced write is sure.
+        """Checks that it is still held, before something expensive. Only a fenced write is certain.
 
-        :raises Fenced: another owner has the work, or the work is over.
+        :raises Fenced: another owner has the work, or the work has ended.
         """
 
     @abc.abstractmethod
     def end(self, transaction: Any) -> None:
-        """End it inside the caller's transaction, which may end several.
+        """Ends it in the caller's transaction, which may end several.
 
-        :raises Fenced: it is no longer this owner's; the whole transaction must be rolled back.
+        :raises Fenced: another owner has it; the whole transaction must be rolled back.
         """
 
     def confirm(self) -> None:  # noqa: B027  (an operation's lease needs none)
-        """Called after the last write of the work, before the commit; raises as :meth:`check` does. Nothing by itself."""
+        """Checks once more, after the last write of the work and before the commit, as :meth:`check` does. Nothing by default."""
 
     @contextlib.contextmanager
     def finish(self) -> Iterator[Any]:
-        """One transaction for the last, fenced writes of the work and the end of the right; gives the transaction.
+        """Opens a transaction that ends the right. The block does the last, fenced writes of the work in it.
 
-        :raises Fenced: it is no longer this owner's; everything was rolled back.
-        :raises StoreBusy: the transaction lost a race; it is still held. :meth:`finish_with` tries again by itself.
+        :raises Fenced: another owner has it; everything was rolled back.
+        :raises StoreBusy: the transaction lost a race; the right is still held. :meth:`finish_with` tries again by itself.
         """
         with self._transactions.write() as tx:
             self.end(tx)
@@ -164,9 +164,9 @@ class Right(abc.ABC):
             self.confirm()
 
     def finish_with(self, work: Callable[[Any], T]) -> T:
-        """As :meth:`finish`, with the retry rule: ``work(transaction)`` may run several times.
+        """Does what :meth:`finish` does, and tries again when the transaction loses a race: ``work(transaction)`` may run often.
 
-        :raises Fenced: it is no longer this owner's; everything was rolled back.
+        :raises Fenced: another owner has it; everything was rolled back.
         """
 
         def whole(tx: Any) -> T:
@@ -179,14 +179,16 @@ class Right(abc.ABC):
 
 
 class Lease(Right):
-    """What an owner of an operation holds.
+    """The lease of one owner on one operation.
 
-    ``attempts`` counts the owners that the operation has had, this one included. ``ended``: its owner has ended it, in a
-    transaction that may have been rolled back. ``cause``: of a cleaner's lease, a sentence for people that says why it is cleaned;
-    empty otherwise. ``request``: the request that asked for the operation, as text. ``taken_at``:
-    when this owner took it, in microseconds since the Unix epoch, of the database's clock; 0 where it is not known. ``project_id``:
-    of the resource; empty where it is not known. ``told_at``: when the message that asked for it arrived, in microseconds since the
-    Unix epoch, of the clock of the owner's host; 0 when the owner found it by itself.
+    :ivar attempts: how many owners the operation has had, this one included.
+    :ivar ended: the owner has ended it, in a transaction that may have been rolled back.
+    :ivar cause: a sentence for people that says why a cleaner has it; empty in other leases.
+    :ivar request: the request for the operation, as text.
+    :ivar taken_at: when the owner took it, in microseconds since the Unix epoch, by the database's clock; 0: unknown.
+    :ivar project_id: the project of the resource; empty: unknown.
+    :ivar told_at: when the message about the operation arrived, in microseconds since the Unix epoch, by the clock of the owner's
+        host; 0: the owner found the operation in the store.
     """
 
     __slots__ = (
@@ -222,45 +224,45 @@ class Lease(Right):
 
     @property
     def context(self) -> RequestContext | None:
-        """The request that asked for the operation; None when no request did."""
+        """The context of the request for the operation; None: no request asked for it."""
         return from_text(self.request)
 
     @abc.abstractmethod
     def renew(self) -> None:
-        """Keep it for another lease; one transaction.
+        """Extends the lease by its full length, in one transaction.
 
         :raises Fenced: another owner has the work.
         """
 
     @abc.abstractmethod
     def advance(self, transaction: Any, status: str) -> None:
-        """Say that the resource has another cleanable status from now on, in the transaction that writes that status.
+        """Writes another status of the resource into the operation, in the transaction that writes it into the resource.
 
-        :raises Fenced: the row is no longer this owner's; the whole transaction must be rolled back.
+        :raises Fenced: another owner has the operation; the whole transaction must be rolled back.
         """
 
     @abc.abstractmethod
     def release(self, reason: str) -> None:
-        """Let it go unfinished, so that it is taken again; harmless when somebody else has it already."""
+        """Gives the operation up unfinished, so that a service takes it again. Does nothing if another owner has it."""
 
 
 class Renewer(abc.ABC):
-    """Keeps leases while their work goes on, so that who works need not think of it. Safe for use by several threads.
+    """Renews leases in the background while their work is in progress. Safe for use by several threads.
 
-    A lease that is found lost is not renewed again; only its fenced write is sure to notice.
+    A lease that was found lost is not renewed again. Only its fenced write is certain to fail.
     """
 
     @abc.abstractmethod
     def keep(self, leases: Iterable[Lease]) -> None:
-        """Renew these from now on; one of a resource takes the place of an earlier one of it."""
+        """Begins to renew leases. A lease replaces an earlier lease on the same resource."""
 
     @abc.abstractmethod
     def forget(self, leases: Iterable[Lease]) -> None:
-        """Their work is over; harmless for what is not kept."""
+        """Ends the renewal of leases. Leases that are not renewed are ignored."""
 
     @contextlib.contextmanager
     def keeping(self, leases: Sequence[Lease]) -> Iterator[None]:
-        """Keep them while the block runs."""
+        """Renews leases while the block runs."""
         self.keep(leases)
         try:
             yield
@@ -269,24 +271,24 @@ class Renewer(abc.ABC):
 
     @abc.abstractmethod
     def keeps(self, resource_type: str, resource_id: str, token: int | None = None) -> bool:
-        """Whether a lease of the resource is kept, even one that is lost; with ``token``, the lease that has this token."""
+        """Returns whether a lease of the resource is renewed, even a lost one; with ``token``, whether the lease has this token."""
 
     @abc.abstractmethod
     def lost(self, lease: Lease) -> bool:
-        """Whether the lease was found lost when it was renewed last, or a later one is kept; asks nobody."""
+        """Returns whether the last renewal found the lease lost, or a later lease replaced it. Does not read the store."""
 
     @abc.abstractmethod
     def stop(self, patience: float | None = None) -> None:
-        """Return when all has been forgotten, or after so many seconds; what is left then is left to its leases."""
+        """Waits until all leases are forgotten, at most ``patience`` seconds. Leases that are left then expire by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnlyIf:
-    """A condition on rows of other tables, which decides in SQL whether an operation begins.
+    """A condition on rows of other tables that decides in SQL whether an operation begins.
 
-    :param clause: the condition (an SQLAlchemy expression), built once: statements are kept by it.
-    :param values: its parameters.
-    :param refuse: called in the transaction when nothing was written; raises why, or returns when the condition holds by now.
+    :param clause: the condition (an SQLAlchemy expression), built once, because compiled statements are cached by it.
+    :param values: the parameters of the clause.
+    :param refuse: called in the transaction if nothing was written. It raises the reason, or returns if the condition holds by now.
     """
 
     clause: Any
@@ -295,9 +297,9 @@ class OnlyIf:
 
 
 class OperationStore(abc.ABC):
-    """The part of the worker rows that services use. Safe for use by several threads."""
+    """Stores operations. This is the part that services use. Safe for use by several threads."""
 
-    #: How long an owner keeps a row without renewing, in seconds.
+    #: The length of a lease in seconds.
     lease_seconds: float
 
     @abc.abstractmethod
@@ -308,51 +310,53 @@ class OperationStore(abc.ABC):
         identity: Any,
         stamp_token: Callable[[Any, Mapping[str, Lease]], None] | None = None,
     ) -> Mapping[str, Lease]:
-        """Become the owner of several in one transaction of two or three statements; what cannot be taken is absent.
+        """Takes several operations in one transaction of two or three statements. Returns the leases by resource id.
+
+        Operations that cannot be taken are absent.
 
         :param identity: the :class:`moorage.services.interface.ServiceIdentity` that takes them.
-        :param stamp_token: writes the tokens into the resources, in the same transaction. Needed where the work writes its resource
-            before it finishes: from then on an earlier owner's writes are refused.
+        :param stamp_token: writes the tokens into the resources, in the transaction. It is needed if the work writes the resource
+            before it finishes: the writes of earlier owners are refused from then on.
         """
 
     @abc.abstractmethod
     def begin_many(
         self, transaction: Any, resource_type: str, tokens: Mapping[str, int], identity: Any
     ) -> Mapping[str, Lease]:
-        """Become the owner of new operations with the tokens of their creation, in the caller's transaction.
+        """Takes new operations that have the tokens of their creation, in the caller's transaction. Returns leases by resource id.
 
-        Operations that have another token by now, or had an owner already, are absent. The last write of the work must show in the
-        resource, so that an outcome that was lost is known: nothing has written the token into the resource before, or the work
-        removes the resource.
+        Operations that have another token now, or had an owner, are absent. The last write of the work must be visible in the
+        resource, so that a lost outcome of the commit can be found: nothing has written the token into the resource before, or the
+        work removes the resource.
 
-        :param tokens: by resource id, as messages said.
+        :param tokens: the tokens by resource id, from messages.
         """
 
     @abc.abstractmethod
     def get(self, resource_type: str, resource_id: str) -> Operation | None:
-        """The operation in progress on a resource, if there is one; one read."""
+        """Returns the operation in progress on a resource, or None; one read."""
 
     @abc.abstractmethod
     def renew_many(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        """Keep several in one transaction; those that are lost."""
+        """Renews leases in one transaction. Returns those that are lost."""
 
     def end_many(self, transaction: Any, leases: Sequence[Lease]) -> None:
-        """End several operations inside the caller's transaction, as :meth:`Right.end` does each of them.
+        """Ends operations in the caller's transaction, as :meth:`Right.end` ends each of them.
 
-        :raises Fenced: at least one is no longer its owner's; the whole transaction must be rolled back.
+        :raises Fenced: another owner has at least one of them; the whole transaction must be rolled back.
         """
         for held in leases:
             held.end(transaction)
 
     @abc.abstractmethod
     def renewer(self, name: str) -> Renewer:
-        """One that keeps leases by renewing all of them at a third of :attr:`lease_seconds`; ``name`` is for its thread."""
+        """Returns a renewer that renews leases each third of :attr:`lease_seconds`; ``name`` is the name of its thread."""
 
     @abc.abstractmethod
     def pending(self, resource_type: str, identity: Any, *, after: str = "", limit: int = 500) -> Sequence[Operation]:
-        """Rows addressed to the service's host that it may take: unowned, of an earlier epoch of itself, or expired.
+        """Returns operations for the service's host that it may take: without owner, of its own earlier epoch, or expired.
 
-        Ordered by resource id, a page of ``limit`` after the given one.
+        :returns: ordered by resource id, at most ``limit`` of them after the id ``after``.
         """
 
     @abc.abstractmethod
@@ -363,9 +367,10 @@ class OperationStore(abc.ABC):
         resource_ids: Sequence[str],
         identity: Any,
     ) -> Mapping[str, Lease]:
-        """Become the owner of those that nobody has, in the caller's transaction; what somebody has or had is absent.
+        """Takes operations that never had an owner, in the caller's transaction. Returns the leases by resource id.
 
-        For services that never do an operation a second time: what a dead owner left is a cleaner's.
+        Other operations are absent. For services that never do an operation a second time: cleaners take the operations of dead
+        owners.
         """
 
     @abc.abstractmethod
@@ -383,17 +388,18 @@ class OperationStore(abc.ABC):
         only_if: OnlyIf | None = None,
         project_id: str = "",
     ) -> int:
-        """Record an operation that is wanted, in the transaction that writes the resource; the token to write it with.
+        """Creates an operation in the transaction that writes the resource. Returns the token to write into the resource.
 
-        :param status: of the resource while the operation is in progress.
-        :param target_host: host, or cluster, whose service shall do it.
-        :param first: the operation creates the resource. A uuid that had an operation before is refused, for as long as
-            ``[cleanup] history_days``.
-        :param only_if: a condition on other rows that the insert of the operation carries.
-        :param project_id: of the resource: its members see the events of the operation, whoever asked for it. Empty: those of the
-            project that asks.
+        :param status: the status of the resource while the operation is in progress.
+        :param target_host: the host, or cluster, whose service has to do it.
+        :param force: replaces an operation in progress.
+        :param first: the operation creates the resource. A uuid that had an operation in the last ``[cleanup] history_days`` is
+            refused.
+        :param only_if: a condition on other rows, which the INSERT of the operation contains.
+        :param project_id: the project of the resource. Its members see the events of the operation, even if another project
+            requested it. Empty: the project of the request.
         :raises ExistedBefore: ``first`` is given, and the resource existed before, or exists.
-        :raises InUse: an operation on the resource is in progress and ``force`` is not given; says which and whose. The
+        :raises InUse: an operation on the resource is in progress, and ``force`` is not given. The text says which and whose. The
             caller's transaction must be rolled back, as after any error in it.
         """
 
@@ -416,9 +422,9 @@ class OperationStore(abc.ABC):
 
     @abc.abstractmethod
     def reset(self, transaction: Any, resource_type: str, resource_id: str) -> int:
-        """What ``reset-state`` does: whatever is being done to the resource ends here; a token that fences all of it off.
+        """Ends the operation in progress on a resource, for ``reset-state``. Returns a token that fences its owner off.
 
-        The caller writes the resource with the token in the same transaction.
+        The caller writes the token into the resource in the same transaction.
         """
 
     @abc.abstractmethod
@@ -433,37 +439,38 @@ class OperationStore(abc.ABC):
         *,
         project_id: str = "",
     ) -> AbstractContextManager[Lease]:
-        """An operation that is done right here, by the block.
+        """Creates an operation that the block does, and gives its lease to the block.
 
-        Its row is created and taken in one transaction, the lease is renewed while the block runs, and the row ends with it (or
-        with the ``lease.finish`` of the block, which is better: it is one transaction with the last write). When the block raises,
-        the operation is released with the error. Another service takes it, or a cleaner ends it.
+        One transaction creates and takes the operation. The lease is renewed while the block runs. The operation ends with the
+        block, or with ``lease.finish`` in the block, which is better: it ends in the transaction of the last write. If the block
+        raises, the operation is released with the error. Then another service takes it, or a cleaner ends it.
 
         :param begin: writes the resource's status and token in the first transaction: ``begin(transaction, token)``.
         :param project_id: as in :meth:`create`.
-        :raises InUse: an operation on the resource is in progress; says whose.
+        :raises InUse: an operation on the resource is in progress. The text says whose.
         """
 
     @abc.abstractmethod
     def token_of(self, resource_type: str, resource_id: Any) -> Any:
-        """An SQL expression for the last token of the resource that a column names, for statements on whole sets.
+        """Returns an SQL expression for the last token of a resource, for statements on sets of resources.
 
-        :param resource_id: the column of the resource's table. Good for a lease's token only in a transaction that has taken or
-            ended the lease.
+        It is the token of a lease only in a transaction that has taken or ended that lease.
+
+        :param resource_id: the column with the ids of the resources.
         """
 
     @abc.abstractmethod
     def tokens(self, transaction: Any, resource_type: str, resource_ids: Sequence[str]) -> Mapping[str, int]:
         """Returns the last token of each resource; a resource that never had an operation in this database is absent.
 
-        Tokens outlive their resources: what lies outside of the store under a token that was never given belongs to others.
+        Tokens are kept after their resources. Anything outside of the store with a token that was never given belongs to others.
         """
 
 
 def by_status_and_token(leases: Iterable[Lease]) -> Mapping[tuple[str, int], Sequence[str]]:
-    """Ids, in order, by (status, token): those that one statement can write with one fence.
+    """Groups resource ids by (status, token), in order: one statement with one fence can write each group.
 
-    Tokens are counted for each resource, so that those of many that had as many owners are the same.
+    Tokens are counted for each resource, so many resources have equal tokens.
     """
     found: dict[tuple[str, int], list[str]] = {}
     for held in sorted(leases, key=lambda each: each.resource_id):

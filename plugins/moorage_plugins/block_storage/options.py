@@ -60,8 +60,8 @@ OPTS: Sequence[cfg.Opt] = (
         "collect_interval",
         default=60.0,
         min=0.05,
-        help="Seconds between looks for files that no row refers to any more: of deleted images, or left by processes that were "
-        "killed or paused. A look is part of a sweep, so not more often than [agent] sweep_interval. Needs a restart.",
+        help="Seconds between searches for files that no row refers to: those of deleted images, and those that killed or paused "
+        "processes left. A search is part of a sweep, so at least [agent] sweep_interval. Needs a restart.",
     ),
 )
 

@@ -41,8 +41,8 @@ OPTS: Sequence[cfg.Opt] = (
         "restart_limit",
         default=5,
         min=0,
-        help="How often an instance that ended is started again, where its flavor says so by the extra spec compute:restart. The "
-        "count begins again when it has run for restart_window seconds. Needs a restart.",
+        help="How often an ended instance is started again, if the extra spec compute:restart of its flavor asks for it. The count "
+        "begins again when the instance has run for restart_window seconds. Needs a restart.",
     ),
     cfg.FloatOpt(
         "restart_delay",
@@ -70,7 +70,7 @@ OPTS: Sequence[cfg.Opt] = (
         default=0.0,
         min=0.0,
         help="Seconds that the simulated driver takes to build an instance; the flavor's extra spec sim:delay_ms "
-        "(milliseconds) goes before it. Needs a restart.",
+        "(milliseconds) overrides it. Needs a restart.",
     ),
     cfg.FloatOpt(
         "destroy_delay",
@@ -82,7 +82,7 @@ OPTS: Sequence[cfg.Opt] = (
         "fail_builds",
         default="",
         help="The fault with which the simulated driver fails every build; empty for none. The flavor's extra spec "
-        "sim:fail goes before it. Needs a restart.",
+        "sim:fail overrides it. Needs a restart.",
     ),
 )
 

@@ -32,15 +32,15 @@ OPTS: Sequence[cfg.Opt] = (
         deprecated_opts=[cfg.DeprecatedOpt("cleanup_time_for_incomplete_clusters", group="DEFAULT")],
         help="Hours after which a cluster that did not become active is terminated; 0: never.",
     ),
-    cfg.FloatOpt("update_job_statuses_interval", default=45.0, min=0.05, help="Seconds between looks at jobs."),
+    cfg.FloatOpt("update_job_statuses_interval", default=45.0, min=0.05, help="Seconds between checks of jobs."),
     cfg.FloatOpt(
-        "transient_clusters_interval", default=90.0, min=0.05, help="Seconds between looks for idle clusters."
+        "transient_clusters_interval", default=90.0, min=0.05, help="Seconds between searches for idle clusters."
     ),
     cfg.FloatOpt(
-        "incomplete_clusters_interval", default=3600.0, min=0.05, help="Seconds between looks for stuck ones."
+        "incomplete_clusters_interval", default=3600.0, min=0.05, help="Seconds between searches for stuck clusters."
     ),
-    cfg.FloatOpt("zombie_proxy_users_interval", default=300.0, min=0.05, help="Seconds between looks at proxy users."),
-    cfg.FloatOpt("cluster_health_interval", default=600.0, min=0.05, help="Seconds between looks at clusters' health."),
+    cfg.FloatOpt("zombie_proxy_users_interval", default=300.0, min=0.05, help="Seconds between checks of proxy users."),
+    cfg.FloatOpt("cluster_health_interval", default=600.0, min=0.05, help="Seconds between checks of the clusters' health."),
 )
 
 

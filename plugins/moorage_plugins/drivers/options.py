@@ -40,10 +40,10 @@ _GUARDED: Sequence[cfg.Opt] = (
         "self_fence",
         default=0.0,
         min=0.0,
-        help="Seconds after which the guardians end all workloads of the host when no heartbeat of its agent reached the store, so "
-        "that its instances may be evacuated without an operator's word; at least three times [services] report_interval. An "
-        "outage of the store that lasts longer than 0.9 of it ends all workloads of all such hosts; a restart of the agent that "
-        "takes longer ends those of its host. 0: workloads go on without the agent. Needs a restart.",
+        help="Seconds after which the guardians end all workloads of the host if no heartbeat of its agent reached the store. Then "
+        "its instances may be evacuated without a command of an operator. At least three times [services] report_interval. If the "
+        "store is away for longer than 0.9 of it, all workloads of all such hosts end; if a restart of the agent takes longer, those "
+        "of its host end. 0: workloads run on without the agent. Needs a restart.",
     ),
     cfg.FloatOpt(
         "start_timeout",

@@ -475,7 +475,7 @@ interval = 0.1
 
         for part in (
             "The observer 'raises' (moorage.observers, of acme 1.0) raised LookupError in observe: a mistake of the author",
-            "The observer 'raises' (moorage.observers, of acme 1.0) raised 3 times in a row, and is told nothing more.",
+            "The observer 'raises' (moorage.observers, of acme 1.0) raised 3 times in a row, and receives no more events.",
             "The observer 'hangs' (moorage.observers, of acme 1.0) has not returned for more than 0.5 seconds",
             "request.refused {",
         ):

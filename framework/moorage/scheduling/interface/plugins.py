@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What filters and weighers implement, and the columns of the fleet that they judge."""
+"""Defines the interfaces of filters and weighers, and the read-only fleet that these plugins read."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ __all__ = [
 ]
 
 API_VERSION = (1, 0)
-#: Numbers of rows of a fleet, ascending.
+#: Row numbers of a fleet, ascending.
 Rows = npt.NDArray[np.intp]
 #: Rows of a fleet, or ``slice(None)`` for all of them: a column indexed by that is the column itself, not a copy.
 Where = Rows | slice
-#: Yes or no for each of some rows.
+#: A yes or no for each row.
 Mask = npt.NDArray[np.bool_]
 
 
 class Skip(enum.Enum):
-    """What ``prepare`` answers when the filter has nothing to say about a request."""
+    """The answer of ``prepare`` if the filter does not apply to a request."""
 
     SKIP = "skip"
 
@@ -53,9 +53,9 @@ SKIP: Final = Skip.SKIP
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """Something said of each row, encoded: row ``r`` has the value ``values[codes[r]]``.
+    """Holds a value for each row, encoded: row ``r`` has the value ``values[codes[r]]``.
 
-    Many rows share few values; who decides by value decides once for each of ``values`` and spreads the answers:
+    Many rows have the same few values. So a filter can decide once for each value, and look the answers up by row:
     ``np.array([decide(value) for value in column.values])[column.codes[rows]]``.
     """
 
@@ -63,7 +63,7 @@ class Column:
     values: tuple[Any, ...]
 
     def rows_where(self, rows: Rows, decide: Callable[[Any], bool]) -> Rows:
-        """Those of the rows whose value passes; decides once for each value that the rows have."""
+        """Returns the rows whose value passes. Calls ``decide`` once for each value that the rows have."""
         codes = self.codes[rows]
         present = range(len(self.values)) if len(self.values) <= len(rows) else np.unique(codes)
         answers = np.zeros(len(self.values), dtype=np.bool_)
@@ -74,10 +74,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FreeByProvider:
-    """What is free of a resource class at each provider that has it; those of a row stand together.
+    """Holds the free amount of a resource class for each provider that has the class, ordered by row.
 
-    :param rows: the row of each provider's node, ascending. A pool counts for each node that takes of it.
-    :param free: what is free of each provider; below 0 where more is used than there is.
+    :param rows: the row of each provider's node, ascending. A pool occurs once for each node that uses it.
+    :param free: the free amount of each provider; below 0 if more is used than the capacity.
     """
 
     rows: Rows
@@ -85,15 +85,15 @@ class FreeByProvider:
 
 
 class HostState(Protocol):
-    """One row of a fleet, for filters that look at one at a time; read-only, with Nova's names.
+    """One row of a fleet, for filters that judge one node at a time; read-only, with Nova's names.
 
-    Beside what is listed here it has Nova's ``free_ram_mb``, ``vcpus_total``, ``stats``, ``hypervisor_version``, ... (see
-    :mod:`moorage.scheduling.nova_names`).
+    It also has Nova's ``free_ram_mb``, ``vcpus_total``, ``stats``, ``hypervisor_version`` and others; see
+    :mod:`moorage.scheduling.nova_names`.
     """
 
     @property
     def host(self) -> str:
-        """The agent's name."""
+        """The host: the name of the node's agent."""
 
     @property
     def nodename(self) -> str:
@@ -109,11 +109,11 @@ class HostState(Protocol):
 
     @property
     def num_instances(self) -> int:
-        """How many they are."""
+        """The number of instances on the node."""
 
     @property
     def num_io_ops(self) -> int:
-        """How many of them are busy."""
+        """The number of instances on the node that an operation loads it with (a build or a move, for example)."""
 
     @property
     def aggregates(self) -> Sequence[Aggregate]:
@@ -121,27 +121,27 @@ class HostState(Protocol):
 
     @property
     def capacity(self) -> Mapping[str, float]:
-        """Resource class -> capacity."""
+        """The capacity by resource class."""
 
     @property
     def free(self) -> Mapping[str, float]:
-        """Resource class -> what is free."""
+        """The free amount by resource class."""
 
     @property
     def service_up(self) -> bool:
-        """The agent's heartbeat is seen."""
+        """Whether the agent sends heartbeats."""
 
     @property
     def service_enabled(self) -> bool:
-        """No operator has disabled the node or its agent, and the node is not in maintenance."""
+        """Whether the node and its agent are enabled, and the node is not in maintenance."""
 
     @property
     def disabled_reason(self) -> str:
-        """Why ``service_enabled`` is False; empty otherwise."""
+        """The reason if ``service_enabled`` is False; empty otherwise."""
 
     @property
     def can_host(self) -> bool:
-        """Instances may land there at all."""
+        """Whether the node may have instances at all."""
 
     @property
     def properties(self) -> Mapping[str, Any]:
@@ -153,29 +153,29 @@ class HostState(Protocol):
 
     @property
     def providers(self) -> Sequence[ProviderState]:
-        """The node's own provider, those below it and its pools, with what the store's last reading has of them."""
+        """The node's own provider, the providers below it, and its pools, as the store had them at the last reading."""
 
     def fits(self, spec: RequestSpec) -> bool:
-        """As :meth:`Fleet.fits`, for this node; True where ``free`` tells all."""
+        """Returns :meth:`Fleet.fits` for this node; True if ``free`` alone decides."""
 
     def shortage(self, spec: RequestSpec) -> str:
-        """Says which request group finds no provider of the node, and for want of what; empty where all find one."""
+        """Explains which request group finds no provider on the node, and what is missing; empty if all groups find one."""
 
 
 class Fleet(Protocol):
     """A read-only snapshot of all nodes. Each node has a row; columns are arrays with one value per row.
 
-    In a large fleet it can be a random sample of the nodes, with rows of its own: what is not in the sample is unknown. That is so
-    only while every enabled filter judges each host alone (``judges_alone``).
+    In a large fleet the snapshot can be a random sample of the nodes, with its own row numbers; the other nodes are unknown then.
+    Samples are used only while every enabled filter declares ``judges_alone``.
 
-    The snapshot does not change while a request is decided, and other requests read it too. Every array, mapping and list that a
-    plugin gets from it raises an error when it is written to (``free -= 8``). To compute with a column, make a new array
+    The snapshot does not change while the scheduler decides a request, and other requests read it too. Every array, mapping and
+    list of it raises an error if a plugin writes to it (``free -= 8``). To compute with a column, make a new array
     (``free = free - 8``) or copy it (``fleet.free("VCPU").copy()``).
     """
 
     @property
     def size(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
 
     @property
     def resource_classes(self) -> Sequence[str]:
@@ -183,228 +183,227 @@ class Fleet(Protocol):
 
     @property
     def scarce_classes(self) -> Sequence[str]:
-        """The resource classes that some nodes have and others do not; of the whole fleet, in a sample of it too."""
+        """The resource classes that some nodes have and others lack. A sample has those of the whole fleet."""
 
     def free(self, resource_class: str) -> npt.NDArray[np.float64]:
-        """What is free of a class, a number for each row; 0 where a node has none of it."""
+        """Returns the free amount of a class for each row; 0 if the node does not have the class."""
 
     def capacity(self, resource_class: str) -> npt.NDArray[np.float64]:
-        """The capacity of a class, a number for each row."""
+        """Returns the capacity of a class for each row; 0 if the node does not have the class."""
 
     def free_by_provider(self, resource_class: str) -> FreeByProvider:
-        """What is free of a class at each single provider (GPU, NUMA cell, pool); ``free`` has the sum of each row."""
+        """Returns the free amount of a class for each provider (GPU, NUMA cell, pool). ``free`` has the sum by row."""
 
     def asked_of_providers(self, spec: RequestSpec, resource_class: str) -> tuple[int, ...]:
-        """How much of a class the request asks of single providers: an amount for each request group that asks for it."""
+        """Returns how much of a class each request group asks for. A group takes all of it from one provider."""
 
     def fits(self, spec: RequestSpec) -> Mask | None:
-        """Which rows have providers that give every group of the request what it asks for; ``free`` cannot tell that.
+        """Returns which rows have providers that satisfy every group of the request. ``free`` alone cannot decide that.
 
-        Rows with one provider pass where the request has no groups with a suffix: ``free`` tells all of them. None: that is so for
-        all rows.
+        If the request has no groups with a suffix, rows with one provider pass: ``free`` decides these. None: ``free`` decides all
+        rows.
         """
 
     @property
     def nested(self) -> Mask:
-        """Rows that have several providers: others below their own one, or pools."""
+        """Whether each row has several providers: providers below the node's own one, or pools."""
 
     @property
     def available(self) -> npt.NDArray[np.bool_]:
-        """Rows whose agent is up and enabled and that may host."""
+        """Whether each row's agent is up and enabled, and the node may have instances."""
 
     @property
     def num_instances(self) -> npt.NDArray[np.int64]:
-        """How many instances each row has."""
+        """The number of instances of each row."""
 
     @property
     def num_io_ops(self) -> npt.NDArray[np.int64]:
-        """How many busy instances each row has."""
+        """The number of busy instances of each row."""
 
     def flavor_counts(self, flavorid: str) -> npt.NDArray[np.int64]:
-        """How many instances of a flavor each row has."""
+        """Returns the number of instances of a flavor for each row."""
 
     def rows_of_instances(self, uuids: Iterable[str]) -> Rows:
-        """The rows on which any of the instances are; unknown ones are left out."""
+        """Returns the rows that have any of the instances. Unknown instances are ignored."""
 
     def locate(self, uuids: Iterable[str]) -> Mapping[str, int]:
-        """Instance -> row, for those that are known."""
+        """Returns the row of each known instance, by uuid. Unknown instances are ignored."""
 
     def rows_of_hosts(self, hosts: Iterable[str]) -> Rows:
-        """The rows of the agents with these names; unknown ones are left out."""
+        """Returns the rows of hosts. Unknown hosts are ignored."""
 
     def rows_of_nodes(self, uuids: Iterable[str]) -> Rows:
-        """The rows of the nodes with these uuids; unknown ones are left out."""
+        """Returns the rows of nodes. Unknown nodes are ignored."""
 
-    # What follows is said of nodes and does not change from request to request: it is computed at the first use after a reading
-    # of the nodes and kept until the next.
+    # The following columns depend on the nodes only, not on requests. A column is computed at its first use after the nodes were
+    # read, and kept until they are read again.
 
     def property_column(self, name: str) -> Column:
-        """A property of the nodes; None where a node does not have it. Values are told apart as JSON."""
+        """Returns a property of the nodes; None if a node lacks it. Values are equal if their JSON is."""
 
     def property_numbers(self, name: str) -> npt.NDArray[np.float64]:
-        """A property as a number for each row; not a number where it is absent or none."""
+        """Returns a property as a number for each row; NaN if the node lacks it, or if it is no number."""
 
     def aggregate_column(self, key: str) -> Column:
-        """For each row the frozenset of what its aggregates' metadata say under ``key``, commas not split; often empty."""
+        """Returns for each row the frozenset of the values of ``key`` in the metadata of its aggregates; commas are not split."""
 
     @property
     def aggregates(self) -> Column:
-        """For each row the tuple of its aggregates."""
+        """The tuple of aggregates of each row."""
 
     @property
     def traits(self) -> Column:
-        """For each row the frozenset of the traits of its node's own provider."""
+        """The frozenset of traits of each row's own provider."""
 
     def have_trait(self, names: frozenset[str]) -> Mask:
-        """Which rows have one of these traits on any of their providers, pools included."""
+        """Returns which rows have one of the traits on any of their providers, pools included."""
 
     def host_state(self, row: int) -> HostState:
-        """One row by itself."""
+        """Returns one row."""
 
 
 class HostFilter(abc.ABC):
-    """Decides on which nodes an instance may go. Built once as ``plugin(conf=...)``, used by several threads at once.
+    """Decides which nodes an instance may be placed on. Built once as ``plugin(conf=...)``, used by several threads at once.
 
-    It is given a read-only snapshot and nothing else; it must not block, keep state between requests or change anything. It is
-    called for every request, so it should look at sets: ``prepare``, ``mask_rows`` or ``filter_rows``. A filter that raises
-    refuses the request, with an error that names it; one that runs longer than ``[scheduling] plugin_deadline`` costs the
-    process its life. It must not fork: a copy of the process (``os.fork``) is ended as soon as it returns from the filter.
+    A filter reads a read-only snapshot only. It must not block, keep state between requests or change anything. Each request calls
+    it, so it should judge many nodes at once: implement ``prepare``, ``mask_rows`` or ``filter_rows``. If a filter raises, the
+    request fails with an error that names the filter. If it runs longer than ``[scheduling] plugin_deadline``, the scheduler's
+    process ends. It must not fork: a copy of the process (``os.fork``) ends when it returns from the filter.
     """
 
     api_version: ClassVar[tuple[int, int]]
-    #: Nova's names: asked again when an instance is rebuilt in its place; answers the same for each of several alike, so that
-    #: a caller that keeps the nodes that passed for the first need not ask again. (This scheduler asks again.)
+    #: Nova's names. The first: the filter is called when an instance is rebuilt on its node. The second: its answer is equal for
+    #: all instances of one request, so that a scheduler need not call it for each of them. (This scheduler does.)
     RUN_ON_REBUILD: ClassVar[bool] = False
     run_filter_once_per_request: ClassVar[bool] = False
-    #: Its answer for a node depends on which other nodes it is shown: it is asked exactly in its configured place.
+    #: Its answer for a node depends on the other nodes that it gets. So it is called exactly at its place in ``enabled_filters``.
     needs_order: ClassVar[bool] = False
-    #: Its answer for a node follows from that node and the request alone, so that it may be shown a sample of the nodes. A class
-    #: that overrides ``prepare``, ``mask_rows`` or ``filter_rows`` declares it itself. One with ``host_passes`` alone need not. One
-    #: that declares it does not read the instance's uuid or name of requests without a server group: what it says for one request
-    #: holds for the next one that differs in nothing else, but for nodes whose use has changed. What depends on other things is up
-    #: to a second old then.
+    #: Its answer for a node depends on that node and the request only. So the scheduler may call it with a sample of the nodes. A
+    #: class that overrides ``prepare``, ``mask_rows`` or ``filter_rows`` declares this itself; a class with ``host_passes`` alone
+    #: need not. Such a filter must not read the instance's uuid or name, except in requests with a server group: the scheduler uses
+    #: its answers for up to a second for requests that differ in nothing else, except for nodes whose use has changed.
     judges_alone: ClassVar[bool] = False
-    #: Its answer about a request without hints and server group depends neither on the project nor on the user of the request. With
-    #: ``judges_alone``, what it says for a request of one project holds for those of others too. A class that overrides
-    #: ``host_passes``, ``prepare``, ``mask_rows`` or ``filter_rows`` declares it itself.
+    #: Its answer depends neither on the project nor on the user of a request, if the request has no hints and no server group. With
+    #: ``judges_alone``, the scheduler uses its answers for requests of other projects too. A class that overrides ``host_passes``,
+    #: ``prepare``, ``mask_rows`` or ``filter_rows`` declares this itself.
     ignores_owner: ClassVar[bool] = False
-    #: The rows that ``prepare`` answers are the answer: it is not asked again for each of them.
+    #: All rows that ``prepare`` returns pass. The filter is not called again for them.
     prepare_is_final: ClassVar[bool] = False
-    #: It is only advice: with ``[scheduling] advisory_errors = skip`` a request goes on without it when it raises.
+    #: The filter is advice only: if it raises, and ``[scheduling] advisory_errors = skip``, the request goes on without it.
     advisory: ClassVar[bool] = False
-    #: It reads ``instances`` (or their indexes), which tracking must then provide. The scheduler asks it again about the node
-    #: that it claims, with the node's instances as the store has them: what it promised is true when the claim commits.
+    #: It reads instances, so instance tracking must be enabled. The scheduler calls it once more for the node that it claims, with
+    #: the instances that the store has on that node. So its answer is true when the claim commits.
     needs_instances: ClassVar[bool] = False
-    #: It may read instances or their number although it works without tracking; it is asked again as well.
+    #: It may read instances or their number, and works without instance tracking. It is called once more as well.
     judges_instances: bool = False
-    #: It judges the traits that a request asks for. Without such a filter, a request that asks for traits is refused.
+    #: It judges the traits that a request asks for. If no enabled filter does, requests for traits are refused.
     judges_traits: ClassVar[bool] = False
-    #: Fields of instances that it reads beyond those of InstanceRecord.
+    #: Fields of instances that it reads, besides those of InstanceRecord.
     instance_fields: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *, conf: Any) -> None:
-        """Keep what is needed of the configuration."""
+        """Keeps the configuration."""
         self.conf = conf
 
     @abc.abstractmethod
     def host_passes(self, host_state: HostState, spec_obj: RequestSpec) -> bool:
-        """Whether the instance may go there."""
+        """Returns whether the instance may be placed on the node."""
 
     def prepare(self, spec: RequestSpec, fleet: Fleet) -> Skip | Rows | None:
-        """Called once for each request: SKIP (nothing to say), the only rows that can pass, or None (ask further)."""
+        """Begins a request. Returns SKIP (the filter does not apply), the only rows that can pass, or None (any row can)."""
         return None
 
     def mask_rows(self, fleet: Fleet, where: Where, spec: RequestSpec) -> Mask | None:
-        """Which of the rows pass, yes or no for each; None when there is no such form.
+        """Returns whether each row passes; None if the filter does not implement this method.
 
-        The form for filters that compare columns, and the fastest one: ``fleet.free("VCPU")[where] >= 2``. While nearly all nodes
-        are left it is asked for all of them (``slice(None)``), which copies nothing. The answer may be a column of the fleet
-        itself; the scheduler does not write to it.
+        This is the fastest way, for filters that compare columns: ``fleet.free("VCPU")[where] >= 2``. While nearly all nodes are
+        left, ``where`` is all rows (``slice(None)``), which copies nothing. The answer may be a column of the fleet; the scheduler
+        does not write to it.
         """
         return None
 
     def filter_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Rows | None:
-        """Those of the rows that pass, in their order; None when there is only ``host_passes``.
+        """Returns the rows that pass, in their order; None if the filter implements ``host_passes`` only.
 
-        It follows from ``mask_rows`` where there is one.
+        By default it uses ``mask_rows``.
         """
         mask = self.mask_rows(fleet, rows, spec)
         return None if mask is None else rows[mask]
 
     def limits(self, host_state: HostState, spec: RequestSpec) -> Mapping[str, Any]:
-        """What this filter promises of a node that it let pass, JSON data by name; asked of the node that is being claimed.
+        """Returns the limits of a node that passed, as JSON data by name. Called for the node that is being claimed.
 
-        ``num_instances`` and ``num_io_ops`` (so many are too many) are checked by the claim, in its transaction: schedulers that
-        decide at the same moment do not break them. Others are kept with the instance for its agent, which finds them in
-        ``instance.pending["limits"]`` while it builds or moves it. Of several filters' numbers of one name the least counts.
+        The claim checks ``num_instances`` and ``num_io_ops`` in its transaction: the node must have fewer. So schedulers that
+        decide at the same moment do not exceed them. Other limits are stored for the agent, which finds them in
+        ``instance.pending["limits"]`` while it builds or moves the instance. If several filters limit one name, the lowest number
+        applies.
         """
         return {}
 
     def host_key(self, host_state: HostState) -> Hashable:
-        """A key such that nodes with the same one always get the same answer; NotImplemented when there is none.
+        """Returns a key; nodes with equal keys always get equal answers. NotImplemented if there is no such key.
 
-        It must follow from the node alone (name, properties, capacity, aggregates), not from instances, use or services: keys
-        are computed at the first use after a reading of the nodes, and ``host_passes`` is then asked once for each key.
+        The key must depend on the node only (name, properties, capacity, aggregates), not on instances, use or services. Keys are
+        computed at the first use after the nodes were read, and ``host_passes`` is then called once for each key.
         """
         none: Hashable = NotImplemented
         return none
 
     def explain(self, host_state: HostState, spec: RequestSpec) -> str:
-        """Why the host does not pass, for a person; only called on demand."""
+        """Explains to a person why the node does not pass. Called on demand only."""
         return f"{type(self).__name__} refused it"
 
 
 class HostWeigher(abc.ABC):
-    """Ranks the nodes that passed: more is better. Built and used as a filter is.
+    """Ranks the nodes that passed all filters: a larger weight is better. Built and used as a filter is.
 
-    Raw weights are clamped to ``minval`` and ``maxval``, stretched to 0..1 over the nodes that passed and multiplied.
+    Raw weights are limited to ``minval`` and ``maxval``, scaled to 0..1 over the nodes that passed, and multiplied.
     """
 
     api_version: ClassVar[tuple[int, int]]
     minval: ClassVar[float | None] = None
     maxval: ClassVar[float | None] = None
-    #: The weight of a node follows from that node and the request alone, and not from the instance's uuid or name. So it may be
-    #: asked about some nodes alone, and what it says for one request holds for the next one that differs in nothing else, but for
-    #: nodes whose use has changed. What depends on other things is up to a second old then. A class that overrides
-    #: ``weigh_rows`` or a multiplier declares it itself.
+    #: The weight of a node depends on that node and the request only, and not on the instance's uuid or name. So the scheduler may
+    #: call it for some nodes only, and uses its weights for up to a second for requests that differ in nothing else, except for
+    #: nodes whose use has changed. A class that overrides ``weigh_rows`` or a multiplier declares this itself.
     weighs_alone: ClassVar[bool] = False
-    #: The weights for a request without hints and server group depend neither on the project nor on the user of the request. A
-    #: class that overrides ``weigh_rows`` or a multiplier declares it itself.
+    #: The weights depend neither on the project nor on the user of a request, if the request has no hints and no server group. A
+    #: class that overrides ``weigh_rows`` or a multiplier declares this itself.
     ignores_owner: ClassVar[bool] = False
 
     def __init__(self, *, conf: Any) -> None:
-        """Keep what is needed of the configuration."""
+        """Keeps the configuration."""
         self.conf = conf
 
     @property
     def multiplier(self) -> float:
-        """How much this weigher counts; negative turns it round."""
+        """The factor of this weigher's weights. A negative factor prefers small weights."""
         return 1.0
 
     @property
     def spreads(self) -> bool:
-        """Whether a node that is nearly the best one is as good, as for weighers that spread instances over many nodes.
+        """Whether a node that is nearly the best one is good enough, as for weighers that spread instances over many nodes.
 
         The scheduler then ranks a random sample of a large fleet instead of all nodes. A weigher that fills one node before the
-        next, or that looks for rare nodes, needs all of them. A class that overrides ``weigh_rows`` or a multiplier declares it
-        itself. Where aggregates turn the multiplier round, all nodes are ranked whatever it says.
+        next one, or that prefers rare nodes, needs all nodes. A class that overrides ``weigh_rows`` or a multiplier declares this
+        itself. If aggregates set a negative multiplier, all nodes are ranked in any case.
         """
         return False
 
     def preferred(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> Mask | None:
-        """Which of the rows no other node of the fleet can be strictly better than; None: all.
+        """Returns which rows are in the best class of nodes: no node of the fleet can be strictly better. None: all rows are.
 
-        For weighers with classes of nodes. A sample decides a request only if it has enough such nodes.
+        For weighers that divide nodes into classes. A sample decides a request only if it has enough nodes of the best class.
         """
         return None
 
     def row_multipliers(self, fleet: Fleet, rows: Rows) -> npt.NDArray[np.float64] | None:
-        """The multiplier for each of the rows, where aggregates can set their own; None: ``multiplier`` for all."""
+        """Returns the multiplier of each row, if aggregates can set their own; None: ``multiplier`` for all rows."""
         return None
 
     @abc.abstractmethod
     def weigh_rows(self, fleet: Fleet, rows: Rows, spec: RequestSpec) -> npt.NDArray[np.float64]:
-        """Raw weights of the rows."""
+        """Returns the raw weights of the rows."""
 
 
 #: Chosen by ``[scheduling] enabled_filters`` and ``enabled_weighers``.

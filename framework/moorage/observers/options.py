@@ -30,7 +30,7 @@ OPTS: Sequence[cfg.Opt] = (
         mutable=True,
         default=10,
         min=1,
-        help="Errors in a row after which an observer receives no more events, until a reload or restart builds it again.",
+        help="Errors in a row after which an observer receives no more events, until a reload builds it again.",
     ),
     cfg.FloatOpt(
         "deadline",

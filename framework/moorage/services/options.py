@@ -25,8 +25,8 @@ OPTS: Sequence[cfg.Opt] = (
         default=60.0,
         min=0.15,
         help="Seconds without a heartbeat after which a service counts as dead; at least three times report_interval, by default "
-        "six times, so that several heartbeats may fail. A service whose own heartbeats fail stops a little earlier. It is also the "
-        "interval in which schedulers search for services to clean up after. Set it to one value for all services. Needs a restart.",
+        "six times, so that several heartbeats may fail. A service whose own heartbeats fail stops a little earlier. Schedulers "
+        "also search for services to clean up after in this interval. Set it to one value for all services. Needs a restart.",
     ),
 )
 

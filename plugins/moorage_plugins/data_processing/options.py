@@ -40,7 +40,9 @@ OPTS: Sequence[cfg.Opt] = (
         "incomplete_clusters_interval", default=3600.0, min=0.05, help="Seconds between searches for stuck clusters."
     ),
     cfg.FloatOpt("zombie_proxy_users_interval", default=300.0, min=0.05, help="Seconds between checks of proxy users."),
-    cfg.FloatOpt("cluster_health_interval", default=600.0, min=0.05, help="Seconds between checks of the clusters' health."),
+    cfg.FloatOpt(
+        "cluster_health_interval", default=600.0, min=0.05, help="Seconds between checks of the clusters' health."
+    ),
 )
 
 

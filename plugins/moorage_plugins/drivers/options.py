@@ -42,8 +42,8 @@ _GUARDED: Sequence[cfg.Opt] = (
         min=0.0,
         help="Seconds after which the guardians end all workloads of the host if no heartbeat of its agent reached the store. Then "
         "its instances may be evacuated without a command of an operator. At least three times [services] report_interval. If the "
-        "store is away for longer than 0.9 of it, all workloads of all such hosts end; if a restart of the agent takes longer, those "
-        "of its host end. 0: workloads run on without the agent. Needs a restart.",
+        "store is away for longer than 0.9 of it, all workloads of all such hosts end; if a restart of the agent takes longer, "
+        "those of its host end. 0: workloads run on without the agent. Needs a restart.",
     ),
     cfg.FloatOpt(
         "start_timeout",

@@ -280,7 +280,10 @@ class BareMessageTests(unittest.TestCase):
         wrongs += [{**uuid, "resources": each} for each in (["VCPU"], {"VCPU": 10**400}, {"VCPU": -1}, {"VCPU": True})]
         wrongs += [{**uuid, "server_group": ["x"]}, {**uuid, "fields": "x"}, {**uuid, "resources": {"VCPU": 1.5}}]
         for wrong in wrongs:
-            with self.subTest(wrong=wrong), self.assertRaisesRegex(Exception, "host h1 has an instance that cannot be read"):
+            with (
+                self.subTest(wrong=wrong),
+                self.assertRaisesRegex(Exception, "host h1 has an instance that cannot be read"),
+            ):
                 self.endpoint.update_instance_info("h1", wrong)
         self.assertEqual(self.scheduler.known(), {})
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of ``/scheduling/v1`` over a keystoneauth session, so that it works with every authentication strategy."""
+"""Defines the client of ``/scheduling/v1``. It uses keystoneauth, so it works with every authentication strategy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moorage.client.baremetal import Baremetal, refused
 __all__ = ["Client", "connect"]
 
 _PREFIX = "/scheduling/v1"
-#: What a server that ends answers, a dialect whose database is away, and a proxy in front of one that does not answer.
+#: Statuses of a server that is ending or has no database, and of a proxy whose server does not answer.
 _AWAY = (502, 503, 504)
 
 
@@ -35,11 +35,11 @@ def connect(
     project_domain_name: str = "Default",
     timeout: float = 120.0,
 ) -> Client:
-    """A client of the control plane at ``url`` (``http://host:port``).
+    """Returns a client of the control plane at ``url`` (``http://host:port``).
 
     :param auth_type: ``none``, ``http_basic`` or ``password`` (Keystone).
-    :param system_scope: ``all`` asks Keystone for a token of the system, which administrators need; empty: one of the project.
-    :raises ConfigError: the type is none of these.
+    :param system_scope: ``all``: a token with system scope, which administrators need; empty: a token of the project.
+    :raises ConfigError: the authentication type is unknown.
     """
     if auth_type == "none":
         auth: Any = noauth.NoAuth(endpoint=url)
@@ -63,9 +63,9 @@ def connect(
 
 
 class Client:
-    """One method for each thing that the API can do; answers are the API's JSON as Python data.
+    """Sends requests to the API, with a method for each. Methods return the JSON of the answer as Python data.
 
-    :raises MoorageError: of the class that the answer's code names; TransportError when there is no answer.
+    :raises MoorageError: an error answer, as the class that its code names. TransportError: there is no answer.
     """
 
     def __init__(self, url: str, keystone_session: session.Session) -> None:
@@ -86,7 +86,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         prefix: str = _PREFIX,
     ) -> Any:
-        """One request below ``/scheduling/v1``, or a dialect's prefix; the JSON of the answer, None when it has no body."""
+        """Sends a request below ``/scheduling/v1``, or a dialect's prefix. Returns the JSON of the answer; None: it has no body."""
         given = [(key, _text(value)) for key, value in (query or {}).items() if value is not None]
         answer = self._send(method, prefix + path, given, headers or {}, body)
         if answer.status_code >= 400:
@@ -122,7 +122,7 @@ class Client:
             raise errors.Unauthenticated(f"Authentication failed: {error}") from error
 
     def baremetal(self, mount: str = "/baremetal") -> Baremetal:
-        """The bare metal dialect of the same control plane: nodes by shard, ports, portgroups."""
+        """Returns a client of the control plane's bare metal dialect: nodes by shard, ports, portgroups."""
 
         def request(method: str, path: str, query: Sequence[tuple[str, str]], headers: Mapping[str, str]) -> Any:
             answer = self._send(method, mount.rstrip("/") + path, list(query), dict(headers))
@@ -133,7 +133,7 @@ class Client:
         return Baremetal(request)
 
     def pages(self, path: str, key: str, query: Mapping[str, Any] | None = None, limit: int = 1000) -> Iterator[Any]:
-        """All the items of a listing, page after page; ``after`` in the query: only those after that one."""
+        """Reads all items of a listing, page after page. ``after`` in the query: only the items after that one."""
         query = dict(query or {})
         after: str | None = query.pop("after", None)
         while True:
@@ -144,7 +144,7 @@ class Client:
                 return
 
     def events(self, after: int | str | None = None, *, wait: int | None = None, **query: Any) -> dict[str, Any]:
-        """One page of the journal: ``events`` and ``next_after``. The query takes the filters of the API.
+        """Reads one page of the journal: ``events`` and ``next_after``. The query takes the filters of the API.
 
         :param after: the cursor: ``next_after`` of the page before; ``latest``: only new events; None: from the oldest.
         :param wait: seconds to wait for the first event; at most 60.
@@ -153,67 +153,70 @@ class Client:
         return dict(self.request("GET", "/events", query={**query, "after": after, "wait": wait}))
 
     def webhooks(self) -> Iterator[dict[str, Any]]:
-        """Webhooks by name, each with its place in the journal and its last error."""
+        """Reads all webhooks, by name, each with its cursor in the journal and its last error."""
         return self.pages("/webhooks", "webhooks")
 
     def webhook(self, name_or_uuid: str) -> dict[str, Any]:
-        """One webhook."""
+        """Reads a webhook."""
         return dict(self.request("GET", f"/webhooks/{_part(name_or_uuid)}"))
 
     def create_webhook(self, name: str, url: str, **settings: Any) -> dict[str, Any]:
-        """A new webhook: ``secret``, ``kinds``, ``projects``, ``enabled``, ``after``. Without a secret the answer has a new one."""
+        """Creates a webhook.
+
+        :param settings: ``secret``, ``kinds``, ``projects``, ``enabled``, ``after``. Without a secret, the answer has a new one.
+        """
         return dict(self.request("POST", "/webhooks", body={"name": name, "url": url, **settings}))
 
     def change_webhook(self, name_or_uuid: str, **changes: Any) -> dict[str, Any]:
-        """Change ``url``, ``secret``, ``kinds``, ``projects`` or ``enabled``, or move the cursor with ``after``."""
+        """Changes ``url``, ``secret``, ``kinds``, ``projects`` or ``enabled``, or moves the cursor with ``after``."""
         return dict(self.request("PATCH", f"/webhooks/{_part(name_or_uuid)}", body=changes))
 
     def delete_webhook(self, name_or_uuid: str) -> None:
-        """Remove a webhook."""
+        """Deletes a webhook."""
         self.request("DELETE", f"/webhooks/{_part(name_or_uuid)}")
 
-    # -- what there is --------------------------------------------------------------------------------------------
+    # -- the fleet ------------------------------------------------------------------------------------------------
 
     def services(self, **query: Any) -> list[dict[str, Any]]:
-        """Services with their state."""
+        """Reads the services with their states."""
         return list(self.request("GET", "/services", query=query)["services"])
 
     def service(self, uuid: str) -> dict[str, Any]:
-        """One service."""
+        """Reads a service."""
         return dict(self.request("GET", f"/services/{_part(uuid)}"))
 
     def set_service(self, uuid: str, **changes: Any) -> dict[str, Any]:
-        """Change ``disabled``, ``disabled_reason`` or ``forced_down``."""
+        """Changes ``disabled``, ``disabled_reason`` or ``forced_down`` of a service."""
         return dict(self.request("PATCH", f"/services/{uuid}", body=changes))
 
     def fence_service(self, uuid: str, reason: str) -> dict[str, Any]:
-        """Say that nothing runs on the host of an agent that is declared dead, so that its instances may be evacuated."""
+        """Fences the host of a dead agent: declares that nothing runs on it, so that its instances may be evacuated."""
         return dict(self.request("POST", f"/services/{uuid}/fence", body={"reason": reason}))
 
     def turn_off_and_fence(self, uuid: str, reason: str) -> dict[str, Any]:
-        """Turn the machines of a dead agent's host off, and fence the host if they are seen to be off."""
+        """Turns the machines of a dead agent's host off, and fences the host if they report that they are off."""
         return dict(self.request("POST", f"/services/{uuid}/fence", body={"reason": reason, "power_off": True}))
 
     def fence_service_by_itself(self, uuid: str) -> dict[str, Any]:
-        """Declare an agent dead whose host fences itself, and the host fenced, if it has had the time to do so."""
+        """Declares an agent dead whose host fences itself, and fences the host, if the host's lease has expired."""
         return dict(self.request("POST", f"/services/{uuid}/fence", body={"by_itself": True}))
 
     def nodes(self, **query: Any) -> Iterator[dict[str, Any]]:
-        """Nodes by uuid. The query takes the filters of the API, ``after``, and ``fields`` (names separated by commas)."""
+        """Reads all nodes, by uuid. The query takes the filters of the API, ``after``, and ``fields`` (names, with commas)."""
         return self.pages("/nodes", "nodes", query)
 
     def node(self, name_or_uuid: str) -> dict[str, Any]:
-        """One node."""
+        """Reads a node."""
         return dict(self.request("GET", f"/nodes/{_part(name_or_uuid)}"))
 
     def import_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Enrol nodes, or bring them up to date; at most 1,000 in a call."""
+        """Enrols or updates nodes; at most 1,000 in a call."""
         return dict(self.request("POST", "/nodes", body={"nodes": list(nodes)}))
 
     def change_node(
         self, name_or_uuid: str, properties: Mapping[str, Any] | None = None, **states: Any
     ) -> dict[str, Any]:
-        """Change properties of a node (None removes one) and its states.
+        """Changes properties of a node (None removes one) and its states.
 
         :param states: ``disabled``, ``maintenance``, ``draining``, and the reason of each (``disabled_reason``).
         """
@@ -221,39 +224,42 @@ class Client:
         return dict(self.request("PATCH", f"/nodes/{_part(name_or_uuid)}", body=body))
 
     def remove_node(self, name_or_uuid: str) -> None:
-        """Remove a node; InUse, which says what is on it, while anything is."""
+        """Removes a node.
+
+        :raises InUse: something is on the node; the text says what.
+        """
         self.request("DELETE", f"/nodes/{_part(name_or_uuid)}")
 
     def aggregates(self) -> Iterator[dict[str, Any]]:
-        """Aggregates by name."""
+        """Reads all aggregates, by name."""
         return self.pages("/aggregates", "aggregates")
 
     def aggregate(self, name_or_uuid: str) -> dict[str, Any]:
-        """One aggregate with its members."""
+        """Reads an aggregate with its members."""
         return dict(self.request("GET", f"/aggregates/{_part(name_or_uuid)}"))
 
     def create_aggregate(self, name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
-        """A new aggregate without members."""
+        """Creates an aggregate without members."""
         return dict(self.request("POST", "/aggregates", body={"name": name, "metadata": dict(metadata)}))
 
     def change_aggregate(self, name_or_uuid: str, **changes: Any) -> dict[str, Any]:
-        """Change ``name`` or ``metadata``; a None in metadata takes a key away."""
+        """Changes ``name`` or ``metadata`` of an aggregate; None in metadata removes a key."""
         return dict(self.request("PATCH", f"/aggregates/{_part(name_or_uuid)}", body=changes))
 
     def delete_aggregate(self, name_or_uuid: str) -> None:
-        """Remove an aggregate; its members stay."""
+        """Deletes an aggregate. Its members stay."""
         self.request("DELETE", f"/aggregates/{_part(name_or_uuid)}")
 
     def change_member(self, method: str, aggregate: str, kind: str, member: str) -> dict[str, Any]:
-        """``PUT`` or ``DELETE`` a member; ``kind`` is host or node."""
+        """Adds (``PUT``) or removes (``DELETE``) a member of an aggregate; ``kind`` is host or node."""
         return dict(self.request(method, f"/aggregates/{_part(aggregate)}/{kind}s/{_part(member)}"))
 
     def hosts(self, **query: Any) -> list[dict[str, Any]]:
-        """Nodes as a scheduler sees them, by uuid. The query takes the filters of the API, ``after`` and ``fields``."""
+        """Reads nodes as a scheduler sees them, by uuid. The query takes the filters of the API, ``after`` and ``fields``."""
         return list(self.pages("/hosts", "hosts", query))
 
     def host(self, name: str) -> dict[str, Any]:
-        """One host with its nodes and instances, as a scheduler sees it."""
+        """Reads a host with its nodes and instances, as a scheduler sees it."""
         found: dict[str, Any] = {"host": name, "nodes": [], "instances": []}
         after: str | None = ""
         while after is not None:
@@ -264,48 +270,48 @@ class Client:
         return found
 
     def allocations(self, **query: Any) -> Iterator[dict[str, Any]]:
-        """Stored allocations, all of them."""
+        """Reads all stored allocations."""
         return self.pages("/allocations", "allocations", query)
 
     def usages(self, **query: Any) -> Iterator[dict[str, Any]]:
-        """Providers with inventories and use."""
+        """Reads all providers with their inventories and use."""
         return self.pages("/usages", "usages", query)
 
     def audit_allocations(self, *, repair: bool = False, release_orphans: bool = False) -> dict[str, Any]:
-        """Compare the store's counters with its allocations; with ``repair``, set wrong ones right."""
+        """Compares the store's counters with its allocations; with ``repair``, corrects wrong ones."""
         body = {"repair": repair, "release_orphans": release_orphans}
         return dict(self.request("POST", "/allocations/audit", body=body))
 
     def pools(self) -> list[dict[str, Any]]:
-        """Pools with what is used of them."""
+        """Reads all pools with their use."""
         return list(self.request("GET", "/pools")["pools"])
 
     def set_pool(self, uuid: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a pool, or bring it to this state: name, members, inventories."""
+        """Creates or replaces a pool: name, members, inventories."""
         return dict(self.request("PUT", f"/pools/{uuid}", body=body))
 
     def delete_pool(self, uuid: str) -> None:
-        """Remove a pool."""
+        """Deletes a pool."""
         self.request("DELETE", f"/pools/{uuid}")
 
     def quotas(self, project: str | None = None) -> list[dict[str, Any]]:
-        """Limits of projects with what is used of them; None: of all projects that the caller may see."""
+        """Reads the limits of a project and their use; None: of all projects that the caller may see."""
         return list(self.request("GET", "/quotas", query={"project": project})["quotas"])
 
     def set_quota(self, project: str, resource_class: str, limit: int) -> dict[str, Any]:
-        """Set a limit of a project."""
+        """Sets a limit of a project."""
         return dict(self.request("PUT", f"/quotas/{_part(project)}/{_part(resource_class)}", body={"limit": limit}))
 
     def unset_quota(self, project: str, resource_class: str) -> None:
-        """Remove a limit of a project."""
+        """Removes a limit of a project."""
         self.request("DELETE", f"/quotas/{_part(project)}/{_part(resource_class)}")
 
     def flavors(self, **query: Any) -> Iterator[dict[str, Any]]:
-        """Flavors by flavorid, each with its newest version; ``implicit=True``: also those that only instances have."""
+        """Reads all flavors, by flavorid, each with its newest version. ``implicit=True``: also those that only instances have."""
         return self.pages("/flavors", "flavors", query)
 
     def flavor(self, flavorid: str, version: int | None = None) -> dict[str, Any]:
-        """A version of a flavor, with the numbers of all ``versions``; None: the newest version."""
+        """Reads a version of a flavor, with the numbers of all ``versions``; None: the newest version."""
         return dict(self.request("GET", f"/flavors/{_part(flavorid)}", query={"version": version}))
 
     def create_flavor(
@@ -316,7 +322,7 @@ class Client:
         *,
         expected_version: int = 0,
     ) -> dict[str, Any]:
-        """Add a flavor, or its next version. Does nothing when the newest version has these contents already.
+        """Creates a flavor, or its next version. Does nothing if the newest version has these contents.
 
         :param expected_version: the newest version that the caller knows; 0: the flavor is a new one.
         :raises Conflict: the flavor has another newest version, with other contents.
@@ -327,8 +333,9 @@ class Client:
     def deprecate_flavor(
         self, flavorid: str, version: int | None = None, *, deprecated: bool = True, successor: str | None = None
     ) -> list[dict[str, Any]]:
-        """Refuse new requests for a version, or accept them again; None: for all versions. Returns these versions.
+        """Deprecates a version of a flavor: new requests for it are refused. None: all versions. Returns these versions.
 
+        :param deprecated: False: accepts new requests again.
         :param successor: the flavorid that refusals name.
         """
         body = {"deprecated": deprecated, "version": version, "successor": successor}
@@ -336,51 +343,51 @@ class Client:
         return list(self.request("PATCH", f"/flavors/{_part(flavorid)}", body=given)["versions"])
 
     def server_groups(self) -> Iterator[dict[str, Any]]:
-        """Server groups with their members by uuid."""
+        """Reads all server groups with their members, by uuid."""
         return self.pages("/server-groups", "server_groups")
 
     def server_group(self, name_or_uuid: str) -> dict[str, Any]:
-        """One server group with its members."""
+        """Reads a server group with its members."""
         return dict(self.request("GET", f"/server-groups/{_part(name_or_uuid)}"))
 
     def create_server_group(self, name: str, policy: str, max_server_per_host: int = 1) -> dict[str, Any]:
-        """A new server group."""
+        """Creates a server group."""
         body = {"name": name, "policy": policy, "max_server_per_host": max_server_per_host}
         return dict(self.request("POST", "/server-groups", body=body))
 
     def delete_server_group(self, name_or_uuid: str) -> None:
-        """Remove a server group; its members stay where they are."""
+        """Deletes a server group. Its members stay where they are."""
         self.request("DELETE", f"/server-groups/{_part(name_or_uuid)}")
 
     # -- shards ---------------------------------------------------------------------------------------------------
 
     def shards(self) -> list[dict[str, Any]]:
-        """``{"name", "count", "agents"}`` of every shard, the largest first; the name is None for the nodes without one.
+        """Reads ``{"name", "count", "agents"}`` of every shard, the largest first. The name None stands for nodes without a shard.
 
-        ``agents`` are the working agents that serve the shard; empty where no agent declares a shard.
+        ``agents`` are the live agents that serve the shard; empty if no agent declares a shard.
         """
         return list(self.request("GET", "/shards")["shards"])
 
     def check_shards(self) -> dict[str, Any]:
-        """What looks wrong with the shards of the fleet."""
+        """Checks the shards of the fleet, and returns what looks wrong."""
         return dict(self.request("GET", "/shards/check"))
 
     def ports(self, *, shard: str | Sequence[str] | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
-        """Ports, by the bare metal dialect at its own place."""
+        """Reads all ports, by the bare metal dialect at its default prefix."""
         return self.baremetal().ports(shard=shard, **filters)
 
     def port_groups(self, *, shard: str | Sequence[str] | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
-        """Portgroups, by the bare metal dialect at its own place."""
+        """Reads all portgroups, by the bare metal dialect at its default prefix."""
         return self.baremetal().port_groups(shard=shard, **filters)
 
     def assign_shards(
         self, assignments: Sequence[Mapping[str, Any]], *, include_instances: bool = False
     ) -> dict[str, Any]:
-        """Change the shard of many nodes: ``{"node", "shard"}`` and perhaps ``was``, the shard that it must be in.
+        """Changes the shards of many nodes, in calls of 1,000.
 
-        :param include_instances: also move nodes with instances from shard to shard while their agents live.
-
-        Sent in calls of 1,000; ``moved`` counts, ``conflicts`` names the nodes that were left alone, and why.
+        :param assignments: ``{"node", "shard"}``, and ``was`` if the node must be in that shard now.
+        :param include_instances: also moves nodes with instances whose agents live.
+        :returns: ``moved``, a number, and ``conflicts``, the nodes that were not changed, with reasons.
         """
         total: dict[str, Any] = {"moved": 0, "conflicts": []}
         for first in range(0, len(assignments), 1000):
@@ -393,105 +400,105 @@ class Client:
         return total
 
     def make_shard_plan(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a plan and keep it; nothing moves."""
+        """Makes and stores a plan. Changes no node."""
         return dict(self.request("POST", "/shards/plans", body=dict(wanted)))
 
     def shard_plans(self) -> list[dict[str, Any]]:
-        """Plans that are kept, the newest first."""
+        """Reads the stored plans, the newest first."""
         return list(self.request("GET", "/shards/plans")["plans"])
 
     def shard_plan(self, uuid: str) -> dict[str, Any]:
-        """A plan in numbers."""
+        """Reads a plan, in numbers."""
         return dict(self.request("GET", f"/shards/plans/{uuid}"))
 
     def shard_moves(self, uuid: str, *, status: str | None = None) -> Iterator[dict[str, Any]]:
-        """The journal of a plan."""
+        """Reads the moves of a plan."""
         return self.pages(f"/shards/plans/{uuid}/moves", "moves", {"status": status})
 
     def apply_shard_plan(self, uuid: str, *, limit: int = 1000) -> dict[str, Any]:
-        """Carry out some moves; again until ``remaining`` is 0."""
+        """Applies some moves of a plan. Call it until ``remaining`` is 0."""
         return dict(self.request("POST", f"/shards/plans/{uuid}/apply", query={"limit": limit}))
 
     def rollback_shard_plan(self, uuid: str, *, limit: int = 1000) -> dict[str, Any]:
-        """Take back some moves; again until ``remaining`` is 0."""
+        """Rolls back some moves of a plan. Call it until ``remaining`` is 0."""
         return dict(self.request("POST", f"/shards/plans/{uuid}/rollback", query={"limit": limit}))
 
     def verify_shard_plan(self, uuid: str) -> dict[str, Any]:
-        """Compare a plan's journal with the nodes."""
+        """Compares the moves of a plan with the nodes."""
         return dict(self.request("GET", f"/shards/plans/{uuid}/verify"))
 
-    # -- placing --------------------------------------------------------------------------------------------------
+    # -- periodic tasks and instances -----------------------------------------------------------------------------
 
     def rings(self, owner_of: str | None = None) -> list[dict[str, Any]]:
-        """The rings of engines; with ``owner_of`` each also says who owns that object."""
+        """Reads the rings of engines; with ``owner_of``, also the owner of that object on each ring."""
         return list(self.request("GET", "/ring", query={"object": owner_of} if owner_of else None)["rings"])
 
     def periodic_tasks(self) -> list[dict[str, Any]]:
-        """The periodic tasks and their last sweeps."""
+        """Reads the periodic tasks and their last sweeps."""
         return list(self.request("GET", "/periodic-tasks")["periodic_tasks"])
 
     def periodic_runs(self, task: str, limit: int = 100) -> list[dict[str, Any]]:
-        """The last sweeps of a task, newest first."""
+        """Reads the last sweeps of a task, newest first."""
         return list(self.request("GET", f"/periodic-tasks/{task}/runs", query={"limit": limit})["runs"])
 
     def pause_periodic_task(self, task: str, *, reason: str = "") -> dict[str, Any]:
-        """Begin no sweep of it any more."""
+        """Pauses a task: no engine begins a sweep of it."""
         return dict(self.request("PATCH", f"/periodic-tasks/{task}", body={"paused": True, "reason": reason}))
 
     def resume_periodic_task(self, task: str) -> dict[str, Any]:
-        """Let it go on."""
+        """Resumes a paused task."""
         return dict(self.request("PATCH", f"/periodic-tasks/{task}", body={"paused": False}))
 
     def run_periodic_task(self, task: str, object_id: str | None = None) -> dict[str, Any]:
-        """Have it swept once more now."""
+        """Runs one sweep of a task now."""
         body = {"object": object_id} if object_id else {}
         return dict(self.request("POST", f"/periodic-tasks/{task}/runs", body=body))
 
     def select(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask where it would go."""
+        """Returns where an instance would be placed. Claims nothing."""
         return dict(self.request("POST", "/select", body=body))
 
     def create_instance(self, body: Mapping[str, Any], idempotency_key: str | None = None) -> dict[str, Any]:
-        """Place and build an instance; a repetition with the same key gets the first answer."""
+        """Places and builds an instance. A repetition with the same key gets the first answer."""
         return dict(self.request("POST", "/instances", body=body, headers=_key(idempotency_key)))
 
     def create_instances(self, body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-        """Place and build several alike, all or none."""
+        """Places and builds several equal instances, all or none."""
         return list(self.request("POST", "/instances", body={**body, "count": count})["instances"])
 
     def decision(self, request_id: str, node: str | None = None) -> dict[str, Any]:
-        """What was decided of a request: its id, or the instance's uuid."""
+        """Reads the decision on a request, by the id of the request or the uuid of the instance."""
         return dict(self.request("GET", f"/decisions/{request_id}", query={"node": node} if node else None))
 
     def instances(self, **query: Any) -> Iterator[dict[str, Any]]:
-        """Instances by uuid."""
+        """Reads all instances, by uuid."""
         return self.pages("/instances", "instances", query)
 
     def instance(self, uuid: str) -> dict[str, Any]:
-        """One instance."""
+        """Reads an instance."""
         return dict(self.request("GET", f"/instances/{uuid}"))
 
     def act_on_instance(
         self, uuid: str, action: str, body: Mapping[str, Any] | None = None, idempotency_key: str | None = None
     ) -> dict[str, Any]:
-        """Begin an operation; likewise.
+        """Begins an operation on an instance. A repetition with the same key gets the first answer.
 
-        :param action: stop, start, reboot, rebuild, resize, migrate, live_migrate, shelve_offload, unshelve, evacuate; or
-            revert_move, which ends a move that has not been committed; confirm_resize or revert_resize of one that is resized.
+        :param action: stop, start, reboot, rebuild, resize, migrate, live_migrate, shelve_offload, unshelve or evacuate.
+            revert_move ends a move that is not committed. confirm_resize and revert_resize end a resize.
         """
         path, asked = f"/instances/{uuid}/action", {action: dict(body or {})}
         return dict(self.request("POST", path, body=asked, headers=_key(idempotency_key)))
 
     def instance_console(self, uuid: str, lines: int = 100) -> str:
-        """The last lines that an instance wrote."""
+        """Reads the last lines that an instance wrote."""
         return str(self.request("GET", f"/instances/{uuid}/console", query={"lines": lines})["output"])
 
     def instance_usage(self, uuid: str) -> dict[str, Any]:
-        """What an instance uses: ``cpu_seconds`` and ``memory_bytes``."""
+        """Reads the use of an instance: ``cpu_seconds`` and ``memory_bytes``."""
         return dict(self.request("GET", f"/instances/{uuid}/usage"))
 
     def delete_instance(self, uuid: str, *, force: bool = False) -> None:
-        """Begin to delete an instance."""
+        """Begins to delete an instance."""
         self.request("DELETE", f"/instances/{uuid}", query={"force": True} if force else None)
 
 
@@ -500,7 +507,7 @@ def _key(idempotency_key: str | None) -> dict[str, str]:
 
 
 def _part(text: str) -> str:
-    """A part of a path."""
+    """Returns a text as one part of a path."""
     return parse.quote(text, safe="")
 
 

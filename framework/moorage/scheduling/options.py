@@ -153,7 +153,7 @@ OPTS: Sequence[cfg.Opt] = (
         "instance_fields",
         default=[],
         help="Fields of instances that agents report, besides the usual ones and those that enabled filters declare: attributes, "
-        "or parts of the request (name, hints, image, ...); *: all. Needs a restart.",
+        "or parts of the request (name, hints, image, ...); * for all of them. Needs a restart.",
     ),
     cfg.IntOpt(
         "scheduler_instance_sync_interval",

@@ -45,13 +45,13 @@ class _Show(base.ApiShow):
     kind: ClassVar[str]
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument(self.kind, help="uuid")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(_get(base.connection(parsed_args), self.kind, getattr(parsed_args, self.kind)))
 
 
@@ -59,13 +59,13 @@ class _List(base.ApiLister):
     kind: ClassVar[str]
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--status")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         api = base.connection(parsed_args)
         rows: list[dict[str, Any]] = []
         query: dict[str, Any] = {"status": parsed_args.status, "limit": 1000}
@@ -81,7 +81,7 @@ class _Create(base.ApiShow):
     kind: ClassVar[str]
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--name", default="")
         _wait_argument(parser)
@@ -92,7 +92,7 @@ class _Create(base.ApiShow):
         return {"volume_id": arguments.volume}
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Create, perhaps wait, and print."""
+        """Creates the object, waits for it if asked to, and prints it."""
         api = base.connection(parsed_args)
         body = {self.kind: {"name": parsed_args.name, **self.body(parsed_args)}}
         made = api.request("POST", f"/{self.kind}s", body=body, prefix=_PREFIX)[self.kind]
@@ -101,7 +101,7 @@ class _Create(base.ApiShow):
 
 class _OfVolume(_Create):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Of which volume."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("volume", help="uuid")
         return parser
@@ -112,7 +112,7 @@ class _Delete(base.ApiCommand):
     can_force: ClassVar[bool] = True
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument(self.kind, help="uuid")
         if self.can_force:
@@ -120,7 +120,7 @@ class _Delete(base.ApiCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Ask."""
+        """Sends the request."""
         api, path = base.connection(parsed_args), f"/{self.kind}s/{getattr(parsed_args, self.kind)}"
         if self.can_force and parsed_args.force:
             api.request("POST", f"{path}/action", body={"os-force_delete": {}}, prefix=_PREFIX)
@@ -132,14 +132,14 @@ class _Reset(base.ApiCommand):
     kind: ClassVar[str]
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which, and to what."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument(self.kind, help="uuid")
         parser.add_argument("--status", default="available", help="available where it is not said")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Ask."""
+        """Sends the request."""
         path = f"/{self.kind}s/{getattr(parsed_args, self.kind)}/action"
         body = {"os-reset_status": {"status": parsed_args.status}}
         base.connection(parsed_args).request("POST", path, body=body, prefix=_PREFIX)
@@ -151,7 +151,7 @@ class VolumeCreate(_Create):
     kind = "volume"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """How large, from what."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--size", type=int, required=True, metavar="GB")
         parser.add_argument("--image", help="uuid of an uploaded image, or a file of [block_storage] images_dir")
@@ -167,7 +167,7 @@ class VolumeUpload(base.ApiShow):
     """Upload a volume to a new image."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("volume", help="uuid")
         parser.add_argument("image_name")
@@ -175,7 +175,7 @@ class VolumeUpload(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask, perhaps wait, and print."""
+        """Sends the request, waits for its end if asked to, and prints the result."""
         api, body = base.connection(parsed_args), {"os-volume_upload_image": {"image_name": parsed_args.image_name}}
         found = api.request("POST", f"/volumes/{parsed_args.volume}/action", body=body, prefix=_PREFIX)
         if parsed_args.wait:
@@ -197,7 +197,7 @@ class BackupRestore(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask, perhaps wait, and print."""
+        """Sends the request, waits for its end if asked to, and prints the result."""
         api = base.connection(parsed_args)
         body = {"restore": {"volume_id": parsed_args.volume, "name": parsed_args.name}}
         found = api.request("POST", f"/backups/{parsed_args.backup}/restore", body=body, prefix=_PREFIX)["restore"]
@@ -242,7 +242,7 @@ class VolumeDelete(_Delete):
 
 
 class VolumeReset(_Reset):
-    """Set a volume's status; whatever is being done to it ends."""
+    """Set the status of a volume. The operation in progress on it ends."""
 
     kind = "volume"
 
@@ -272,7 +272,7 @@ class SnapshotDelete(_Delete):
 
 
 class SnapshotReset(_Reset):
-    """Set a snapshot's status; whatever is being done to it ends."""
+    """Set the status of a snapshot. The operation in progress on it ends."""
 
     kind = "snapshot"
 
@@ -302,7 +302,7 @@ class BackupDelete(_Delete):
 
 
 class BackupReset(_Reset):
-    """Set a backup's status; whatever is being done to it ends."""
+    """Set the status of a backup. The operation in progress on it ends."""
 
     kind = "backup"
 

@@ -65,7 +65,7 @@ def _await(arguments: argparse.Namespace, path: str, over: Callable[[str], bool]
 
 class _OfCluster(base.ApiShow):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("cluster", help="uuid")
         return parser
@@ -73,7 +73,7 @@ class _OfCluster(base.ApiShow):
 
 class _OfJob(base.ApiShow):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("job", help="uuid")
         return parser
@@ -83,7 +83,7 @@ class ClusterCreate(base.ApiShow):
     """Create a cluster on the host of an agent."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What, where."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("name")
         parser.add_argument("--host", help="of a living agent; any, where it is not said")
@@ -94,7 +94,7 @@ class ClusterCreate(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Create, perhaps wait, and print."""
+        """Creates the object, waits for it if asked to, and prints it."""
         body = {"name": parsed_args.name, "transient": parsed_args.transient}
         if parsed_args.host:
             body["host"] = parsed_args.host
@@ -108,13 +108,13 @@ class ClusterList(base.ApiLister):
     """List clusters."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--status")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.table(
             CLUSTER_COLUMNS, _all(parsed_args, "/clusters", "clusters", "uuid", status=parsed_args.status)
         )
@@ -124,12 +124,12 @@ class ClusterShow(_OfCluster):
     """Show a cluster."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(_ask(parsed_args, "GET", f"/clusters/{parsed_args.cluster}"))
 
 
 class ClusterReset(_OfCluster):
-    """Set a cluster's status. An operation that is in progress on it ends."""
+    """Set the status of a cluster. The operation in progress on it ends."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Adds the status."""
@@ -144,10 +144,10 @@ class ClusterReset(_OfCluster):
 
 
 class ClusterDelete(_OfCluster):
-    """Have a cluster terminated, whatever runs in it."""
+    """Terminate a cluster, with everything that runs in it."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(_ask(parsed_args, "DELETE", f"/clusters/{parsed_args.cluster}"))
 
 
@@ -155,14 +155,14 @@ class JobCreate(_OfCluster):
     """Run a command in a cluster: moorage job create CLUSTER -- sleep 10."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--wait", action="store_true", help="until it has ended and that was written down")
         parser.add_argument("command", nargs="+", help="program and arguments")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Start, perhaps wait, and print."""
+        """Starts the job, waits for its end if asked to, and prints it."""
         made = _ask(parsed_args, "POST", "/jobs", {"cluster": parsed_args.cluster, "command": parsed_args.command})
         if parsed_args.wait:
             made = _await(parsed_args, f"/jobs/{made['uuid']}", lambda status: status in ENDED)
@@ -173,14 +173,14 @@ class JobList(base.ApiLister):
     """List jobs."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--status")
         parser.add_argument("--cluster", help="uuid")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         filters = {"status": parsed_args.status, "cluster": parsed_args.cluster}
         return base.table(JOB_COLUMNS, _all(parsed_args, "/jobs", "jobs", "uuid", **filters))
 
@@ -189,29 +189,29 @@ class JobShow(_OfJob):
     """Show a job."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(_ask(parsed_args, "GET", f"/jobs/{parsed_args.job}"))
 
 
 class JobCancel(_OfJob):
-    """Have a job killed."""
+    """Kill a job."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(_ask(parsed_args, "POST", f"/jobs/{parsed_args.job}/cancel"))
 
 
 class JobDelete(base.ApiCommand):
-    """Forget a job that has ended."""
+    """Delete a job that has ended."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("job", help="uuid")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Ask."""
+        """Sends the request."""
         _ask(parsed_args, "DELETE", f"/jobs/{parsed_args.job}")
 
 
@@ -219,5 +219,5 @@ class ProxyUserList(base.ApiLister):
     """List the proxy users of jobs."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.table(("name", "job"), _all(parsed_args, "/proxy-users", "proxy_users", "name"))

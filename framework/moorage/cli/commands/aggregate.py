@@ -39,10 +39,10 @@ def _metadata(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 class _OfOne(base.ApiShow):
-    """About one aggregate."""
+    """Base class of commands about one aggregate."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("aggregate", help="name or uuid")
         return parser
@@ -52,14 +52,14 @@ class AggregateCreate(base.ApiShow):
     """Create an aggregate: a named set of nodes with metadata."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What to create."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("name")
         _add_metadata(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Create and print."""
+        """Creates the object and prints it."""
         return base.one(base.connection(parsed_args).create_aggregate(parsed_args.name, _metadata(parsed_args)))
 
 
@@ -67,7 +67,7 @@ class AggregateList(base.ApiLister):
     """List aggregates."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.table(COLUMNS, base.connection(parsed_args).aggregates())
 
 
@@ -75,7 +75,7 @@ class AggregateShow(_OfOne):
     """Show an aggregate."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(base.connection(parsed_args).aggregate(parsed_args.aggregate))
 
 
@@ -83,7 +83,7 @@ class AggregateSet(_OfOne):
     """Change the name or the metadata of an aggregate."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What to change."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--name", help="another name")
         _add_metadata(parser)
@@ -91,7 +91,7 @@ class AggregateSet(_OfOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Change and print."""
+        """Sends the change and prints the result."""
         metadata: dict[str, str | None] = {**_metadata(parsed_args), **dict.fromkeys(parsed_args.unset)}
         changes: dict[str, Any] = {"metadata": metadata} if metadata else {}
         if parsed_args.name:
@@ -105,23 +105,23 @@ class AggregateDelete(base.ApiCommand):
     """Remove an aggregate; its members stay."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("aggregate", help="name or uuid")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Remove."""
+        """Sends the request."""
         base.connection(parsed_args).delete_aggregate(parsed_args.aggregate)
 
 
 class _OfMember(_OfOne):
-    """About a member of an aggregate."""
+    """Base class of commands about a member of an aggregate."""
 
     method: str
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """The member."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         member = parser.add_mutually_exclusive_group(required=True)
         member.add_argument("--host", help="a host, with all nodes that its agent manages now or later")
@@ -129,7 +129,7 @@ class _OfMember(_OfOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Change and print."""
+        """Sends the change and prints the result."""
         kind = "host" if parsed_args.host else "node"
         api = base.connection(parsed_args)
         return base.one(
@@ -144,6 +144,6 @@ class AggregateAdd(_OfMember):
 
 
 class AggregateRemove(_OfMember):
-    """Take a host or a node out of an aggregate."""
+    """Remove a host or a node from an aggregate."""
 
     method = "DELETE"

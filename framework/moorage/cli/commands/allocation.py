@@ -17,14 +17,14 @@ class AllocationList(base.ApiLister):
     """List stored allocations."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Filters."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--consumer", help="only of this consumer (an instance's uuid)")
         parser.add_argument("--provider", help="only of this provider (a node's or pool's uuid)")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         found = base.connection(parsed_args).allocations(consumer=parsed_args.consumer, provider=parsed_args.provider)
         return base.table(("consumer", "provider", "resource_class", "used"), found)
 
@@ -36,7 +36,7 @@ class AllocationAudit(base.ApiLister):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Whether to repair."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "--repair",
@@ -52,7 +52,7 @@ class AllocationAudit(base.ApiLister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print; what is still wrong is said on stderr too."""
+        """Sends the request and prints the answer. Prints what is still wrong to stderr too."""
         report = base.connection(parsed_args).audit_allocations(
             repair=parsed_args.repair, release_orphans=parsed_args.release_orphans
         )
@@ -84,14 +84,14 @@ class UsageList(base.ApiLister):
     """Show capacity and usage per resource. Shared pools are counted once."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What to show."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--provider", help="only of this provider (a node's or pool's uuid)")
         parser.add_argument("--by-provider", action="store_true", help="a line for each provider, not for each class")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask, add up and print."""
+        """Sends the request, adds the answer up, and prints the sums."""
         found = base.connection(parsed_args).usages(provider=parsed_args.provider)
         rows = [
             {"provider": usage["name"], "uuid": usage["uuid"], "can_host": usage["can_host"]}
@@ -134,7 +134,7 @@ class PoolList(base.ApiLister):
     """List pools: providers without a node, which several nodes share."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         rows = [
             {
                 "uuid": pool["uuid"],
@@ -149,10 +149,10 @@ class PoolList(base.ApiLister):
 
 
 class PoolSet(base.ApiShow):
-    """Make a pool, or change the one of this name; what is not given stays as it is."""
+    """Create a pool, or change the pool with this name. Values that are not given stay as they are."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What it has and who shares it."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("name")
         parser.add_argument(
@@ -165,7 +165,7 @@ class PoolSet(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Read the pool, change it, write it."""
+        """Reads the pool, changes it and writes it."""
         api = base.connection(parsed_args)
         known = {pool["name"]: pool for pool in api.pools()}.get(parsed_args.name)
         fields = ("total", "reserved", "min_unit", "max_unit", "step_size", "allocation_ratio")
@@ -187,16 +187,16 @@ class PoolSet(base.ApiShow):
 
 
 class PoolDelete(base.ApiCommand):
-    """Remove a pool of which no consumer holds resources."""
+    """Remove a pool from which no consumer holds resources."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("pool", help="name or uuid")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Find and remove."""
+        """Finds the object and removes it."""
         api = base.connection(parsed_args)
         for pool in api.pools():
             if parsed_args.pool in {pool["uuid"], pool["name"]}:

@@ -30,12 +30,12 @@ _PAUSE = 0.3
 
 
 class _Ask(base.ApiLister):
-    """Sends a request for cleanup and prints whom it concerns."""
+    """Sends a request for cleanup and prints the services that it is about."""
 
     path = "/cleanup"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """How."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--dry-run", action="store_true", help="write nothing; list what would become of each row")
         parser.add_argument("--wait", action="store_true", help="until everything is cleaned or in quarantine")
@@ -47,7 +47,7 @@ class _Ask(base.ApiLister):
         return {"dry_run": True} if arguments.dry_run else {}
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask, perhaps wait, and print."""
+        """Sends the request, waits for its end if asked to, and prints the result."""
         api = base.connection(parsed_args)
         answer = api.request("POST", self.path, body=self.body(parsed_args))
         if parsed_args.dry_run and not parsed_args.wait:
@@ -90,10 +90,10 @@ class _Ask(base.ApiLister):
 
 
 class CleanupRun(_Ask):
-    """Have dead services cleaned after: those that the filters name, all without filters."""
+    """Clean up after dead services. Without filters: after all of them."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """After whom."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         for name in ("service", "cluster", "host", "binary", "resource-type", "resource-id"):
             parser.add_argument(f"--{name}")
@@ -113,7 +113,7 @@ class CleanupRun(_Ask):
 
 
 class CleanupAuto(_Ask):
-    """Have all services cleaned after that have been dead for long enough, even where that is not done automatically."""
+    """Clean up after all services that have been dead for long enough, even if automatic cleanup is off."""
 
     path = "/cleanup/auto"
 
@@ -122,7 +122,7 @@ class CleanupList(base.ApiLister):
     """List operations in progress, with their owners and what they wait for."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         for name in ("resource-type", "resource-id", "host", "status"):
             parser.add_argument(f"--{name}")
@@ -130,7 +130,7 @@ class CleanupList(base.ApiLister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         names = ("resource_type", "resource_id", "host", "status", "phase")
         query = {name: getattr(parsed_args, name) for name in names}
         found = base.connection(parsed_args).pages("/workers", "workers", query)
@@ -142,7 +142,7 @@ class CleanupRequests(base.ApiLister):
     """List requests for cleanup."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         found = base.connection(parsed_args).pages("/cleanup/requests", "requests")
         return base.table(("uuid", "state", "kind", "host", "service", "epoch", "requested_by"), found)
 
@@ -151,28 +151,28 @@ class CleanupShow(base.ApiShow):
     """Show a request for cleanup with its progress."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("request")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(base.connection(parsed_args).request("GET", f"/cleanup/requests/{parsed_args.request}"))
 
 
 class CleanupHistory(base.ApiLister):
-    """List what became of what dead services left."""
+    """List the results of cleanup: what became of the operations of dead services."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         for name in ("resource-type", "resource-id", "outcome"):
             parser.add_argument(f"--{name}")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         query = {name: getattr(parsed_args, name) for name in ("resource_type", "resource_id", "outcome")}
         found = base.connection(parsed_args).pages("/cleanup/history", "history", query)
         columns = ("id", "resource_type", "resource_id", "operation", "status", "outcome", "attempts", "reason")
@@ -181,7 +181,7 @@ class CleanupHistory(base.ApiLister):
 
 class _OfRow(base.ApiCommand):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("resource_type")
         parser.add_argument("resource_id")
@@ -189,19 +189,19 @@ class _OfRow(base.ApiCommand):
 
 
 class CleanupRetry(_OfRow):
-    """Take a row out of quarantine and clean it again."""
+    """Release an operation from quarantine, and clean it up again."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Ask."""
+        """Sends the request."""
         path = f"/workers/{parsed_args.resource_type}/{parsed_args.resource_id}/retry"
         base.connection(parsed_args).request("POST", path)
 
 
 class CleanupDiscard(_OfRow):
-    """End a row in quarantine without cleaning it; its resource stays as it is."""
+    """End an operation in quarantine without cleaning it up. Its resource stays as it is."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Ask."""
+        """Sends the request."""
         path = f"/workers/{parsed_args.resource_type}/{parsed_args.resource_id}"
         base.connection(parsed_args).request("DELETE", path)
 

@@ -43,7 +43,7 @@ class Complete(command.Command):
     """
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Look at all that is installed and print."""
+        """Reads what is installed and prints the script."""
         programs = " ".join(tree.PROGRAMS)
         lines = [
             f"        {shlex.quote(' '.join(each.path))}) echo {shlex.quote(' '.join(each.words))} ;;\n"

@@ -21,7 +21,7 @@ class ConfigValidate(base.LocalCommand):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which files."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "--config-file", action="append", default=[], metavar="F", help="may be repeated; later ones win"
@@ -33,7 +33,7 @@ class ConfigValidate(base.LocalCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Look and say what is wrong."""
+        """Checks the files and prints what is wrong."""
         # Libraries log in their own words what is told here.
         for name in ("oslo_config", "keystonemiddleware"):
             logging.getLogger(name).setLevel(logging.ERROR)

@@ -21,7 +21,7 @@ class Up(base.LocalCommand):
     """Start a whole control plane on this machine; ends on SIGTERM or Ctrl-C."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Where and how much."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--state-dir", type=Path, required=True, help="the folder that everything is kept in")
         parser.add_argument("--bind", default="127.0.0.1:8780", metavar="HOST:PORT", help="port 0 takes a free one")
@@ -49,7 +49,7 @@ class Up(base.LocalCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Start, say one line, watch."""
+        """Starts the processes, prints one line, and watches them."""
         plan = LaunchPlan(
             parsed_args.state_dir,
             parsed_args.bind,
@@ -81,13 +81,13 @@ class _RoleCommand(base.LocalCommand):
     role: ClassVar[str]
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Name and configuration."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         roles.add_role_arguments(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Run until SIGTERM."""
+        """Runs until SIGTERM."""
         return roles.run(self.role, parsed_args)
 
 
@@ -109,7 +109,7 @@ class AgentCommand(_RoleCommand):
     role = "agent"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Name and configuration, and whether the host is enrolled."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "--enrol",

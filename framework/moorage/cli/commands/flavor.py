@@ -15,10 +15,10 @@ COLUMNS = ("flavorid", "version", "resources", "extra_specs", "implicit", "depre
 
 
 class FlavorCreate(base.ApiShow):
-    """Add a flavor, or the next version of one. Nothing is changed when the newest version has these contents already."""
+    """Create a flavor, or its next version. If the newest version has these contents, nothing changes."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Name and contents."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("name", metavar="NAME")
         add_size_arguments(parser)
@@ -32,7 +32,7 @@ class FlavorCreate(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Write it."""
+        """Sends the request."""
         resources = resources_of(parsed_args)
         extra_specs = dict(base.pairs(parsed_args.extra_spec, "--extra-spec"))
         api, expected = base.connection(parsed_args), parsed_args.expected_version
@@ -43,7 +43,7 @@ class FlavorList(base.ApiLister):
     """List flavors, each with its newest version."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which of them."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "--implicit", action="store_true", help="also sizes that only instances have; they cannot be requested"
@@ -51,7 +51,7 @@ class FlavorList(base.ApiLister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         query = {"implicit": True} if parsed_args.implicit else {}
         return base.table(COLUMNS, base.connection(parsed_args).flavors(**query))
 
@@ -60,14 +60,14 @@ class FlavorShow(base.ApiShow):
     """Show a version of a flavor, and the numbers of all versions."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("name", metavar="NAME")
         parser.add_argument("--version", type=int, metavar="N", help="the newest one unless given")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(base.connection(parsed_args).flavor(parsed_args.name, parsed_args.version))
 
 
@@ -75,7 +75,7 @@ class FlavorDeprecate(base.ApiLister):
     """Refuse new requests for a flavor or a version of it. Instances keep what they have."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which, and what to ask for instead."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("name", metavar="NAME")
         parser.add_argument("--version", type=int, metavar="N", help="this version; all versions unless given")
@@ -84,7 +84,7 @@ class FlavorDeprecate(base.ApiLister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Write it, and print these versions."""
+        """Sends the request and prints the versions."""
         changed = base.connection(parsed_args).deprecate_flavor(
             parsed_args.name,
             parsed_args.version,

@@ -26,7 +26,7 @@ class HostList(base.ApiLister):
     """List nodes with their hosts as a scheduler sees them, by uuid."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Filters."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--host", help="only those of this agent")
         parser.add_argument("--node", help="only the node of this name")
@@ -40,7 +40,7 @@ class HostList(base.ApiLister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.page(parsed_args, "hosts", HOST_COLUMNS, ("host", "node", "up", "enabled"))
 
 
@@ -48,20 +48,20 @@ class HostShow(base.ApiShow):
     """Show a host with its nodes and instances as a scheduler sees them."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("host")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(base.connection(parsed_args).host(parsed_args.host))
 
 
 class HostFence(base.ApiShow):
-    """Say that nothing runs on the host of an agent that is declared dead; its instances may then be evacuated.
+    """Fence a host: declare that nothing runs on it, because its agent is dead. Its instances may then be evacuated.
 
-    With --power-off the command sees to that first, through the BMCs of the host's nodes.
+    With --power-off, the command turns the machines of its nodes off first, through their BMCs.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

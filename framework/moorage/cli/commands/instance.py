@@ -143,7 +143,7 @@ class InstanceCreate(base.ApiShow):
     """Place and build an instance."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What to create."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--name", default="")
         parser.add_argument("--uuid", help="of the new instance; a repetition with the same uuid finds the first one")
@@ -159,7 +159,7 @@ class InstanceCreate(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Create, perhaps wait, and print."""
+        """Creates the object, waits for it if asked to, and prints it."""
         api = base.connection(parsed_args)
         body = {"name": parsed_args.name, **request_body(parsed_args)}
         if parsed_args.uuid:
@@ -178,14 +178,14 @@ class InstanceList(base.ApiLister):
     """List instances."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Filters."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--host")
         parser.add_argument("--status")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         found = base.connection(parsed_args).instances(host=parsed_args.host, status=parsed_args.status)
         return base.table(COLUMNS, found)
 
@@ -194,13 +194,13 @@ class InstanceShow(base.ApiShow):
     """Show an instance."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("instance", metavar="UUID")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(base.connection(parsed_args).instance(parsed_args.instance))
 
 
@@ -215,7 +215,7 @@ class InstanceConsole(base.ApiCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Asks and prints."""
+        """Sends the request and prints the answer."""
         written = base.connection(parsed_args).instance_console(parsed_args.instance, parsed_args.lines)
         for line in written.splitlines():
             self.app.stdout.write(f"{escape_unprintable(line.expandtabs())}\n")
@@ -231,29 +231,29 @@ class InstanceUsage(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Asks and prints."""
+        """Sends the request and prints the answer."""
         return base.one(base.connection(parsed_args).instance_usage(parsed_args.instance))
 
 
 class InstanceDelete(base.ApiCommand):
-    """Delete instances and give back their claims."""
+    """Delete instances and release their resources."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("instances", metavar="UUID", nargs="+")
         parser.add_argument("--force", action="store_true", help="take over from an operation that is in progress")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Delete one after the other."""
+        """Deletes one after the other."""
         api = base.connection(parsed_args)
         for uuid in parsed_args.instances:
             api.delete_instance(uuid, force=parsed_args.force)
 
 
 class InstanceReset(base.ApiShow):
-    """Set an instance's status. An operation that is in progress on it ends."""
+    """Set the status of an instance. The operation in progress on it ends."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Adds the instance and the status."""
@@ -274,7 +274,7 @@ class _Action(base.ApiShow):
     action = ""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which instance."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("instance", metavar="UUID")
         parser.add_argument("--wait", action="store_true", help="until the operation has ended")
@@ -285,7 +285,7 @@ class _Action(base.ApiShow):
         return {}
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Begin it."""
+        """Sends the request."""
         api = base.connection(parsed_args)
         found = api.act_on_instance(parsed_args.instance, self.action, self.body(parsed_args))
         while parsed_args.wait and found["pending"] and found["status"] != "resized":
@@ -298,7 +298,7 @@ class _Move(_Action):
     """One for which a scheduler looks for a place."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Where to."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--to-host", metavar="HOST", help="this host; the filters are asked all the same")
         return parser
@@ -309,7 +309,7 @@ class _Move(_Action):
 
 
 class InstanceRebuild(_Action):
-    """Rebuild an instance in its place, from its present image or another one."""
+    """Rebuild an instance on its node, from its present image or another one."""
 
     action = "rebuild"
 
@@ -325,7 +325,7 @@ class InstanceRebuild(_Action):
 
 
 class InstanceStop(_Action):
-    """Stop an instance. It keeps its place and its resources."""
+    """Stop an instance. It keeps its node and its resources."""
 
     action = "stop"
 
@@ -337,19 +337,19 @@ class InstanceStart(_Action):
 
 
 class InstanceReboot(_Action):
-    """Stop an instance where it runs, and start it again."""
+    """Stop an instance if it runs, and start it again."""
 
     action = "reboot"
 
 
 class InstanceShelve(_Action):
-    """Take an instance off its host and give its room back."""
+    """Shelve an instance: remove it from its host and release its resources."""
 
     action = "shelve_offload"
 
 
 class InstanceUnshelve(_Move):
-    """Bring an instance back that was shelved."""
+    """Unshelve an instance: place and build it again."""
 
     action = "unshelve"
 
@@ -383,13 +383,13 @@ class InstanceRevertMove(_Action):
 
 
 class InstanceConfirmResize(_Action):
-    """Keep the new flavor of an instance that is resized. What its old place holds is given back."""
+    """Confirm a resize: keep the new flavor, and release what the old flavor held."""
 
     action = "confirm_resize"
 
 
 class InstanceRevertResize(_Action):
-    """Bring an instance that is resized back to its old place and its old flavor."""
+    """Revert a resize: give the instance its old flavor and its old node back."""
 
     action = "revert_resize"
 
@@ -400,7 +400,7 @@ class InstanceResize(_Move):
     action = "resize"
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """To what."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         add_flavor_arguments(parser)
         return parser
@@ -411,10 +411,10 @@ class InstanceResize(_Move):
 
 
 class Select(base.ApiShow):
-    """Ask where an instance would go, and why not elsewhere; claims nothing."""
+    """Show where an instance would be placed, and why other nodes are refused. Claims nothing."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What is asked for."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--count", type=int, default=1, help="for how many instances alike")
         parser.add_argument("--explain", action="store_true", help="say for each filter how many nodes it removed")
@@ -422,7 +422,7 @@ class Select(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         body = {
             **request_body(parsed_args),
             "count": parsed_args.count,
@@ -434,17 +434,17 @@ class Select(base.ApiShow):
 
 
 class DecisionShow(base.ApiShow):
-    """Show why a request was decided so: by its id, or the instance's uuid."""
+    """Explain the decision on a request, by the id of the request or the uuid of the instance."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("request", metavar="REQUEST_ID")
         parser.add_argument("--node", help="also say what the filters say of this node now")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         answer = base.connection(parsed_args).decision(parsed_args.request, parsed_args.node)
         return base.one(_readable(answer) if parsed_args.formatter == "table" else answer)
 

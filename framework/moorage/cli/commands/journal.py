@@ -29,7 +29,7 @@ class Events(base.ApiCommand):
     """Print the events of the journal: what changed, when, by whom, and by which request."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Filters."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--follow", action="store_true", help="go on with new events until interrupted")
         parser.add_argument(
@@ -43,7 +43,7 @@ class Events(base.ApiCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         query = {name: getattr(parsed_args, name) for name in ("kind", "subject", "actor", "request_id")}
         follow = SystemClock() if parsed_args.follow else None
         for event in _pages(base.connection(parsed_args), query, parsed_args.after, follow):
@@ -57,7 +57,7 @@ class Audit(base.ApiLister):
     """List changes with their user, time and request, and the values before and after each change."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Filters."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--actor", help="only changes that this user asked for")
         parser.add_argument("--subject", help="only this subject, for example instance/UUID")
@@ -65,7 +65,7 @@ class Audit(base.ApiLister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         api = base.connection(parsed_args)
         since = None if parsed_args.since is None else _since(parsed_args.since)
         query = {"actor": parsed_args.actor, "subject": parsed_args.subject, "since": since, "before": "true"}
@@ -73,14 +73,14 @@ class Audit(base.ApiLister):
 
 
 class Trace(base.ApiLister):
-    """Show the way of one request, or of one instance, step by step with times.
+    """Trace one request, or one instance, step by step with times.
 
     Received by the API, decided by a scheduler, claimed, told to an agent, begun and finished by the agent. The times are the
     database's; only "received" is by the clock of the API's host, and "told" by that of the agent's host.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What to follow."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "id",
@@ -91,7 +91,7 @@ class Trace(base.ApiLister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         api, name = base.connection(parsed_args), str(parsed_args.id)
         # A decision and what it changed are one commit; the decision comes first.
         events = sorted(_of(api, name), key=lambda event: (event["at"], event["kind"] != "operation.place"))

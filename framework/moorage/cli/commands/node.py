@@ -35,13 +35,13 @@ class NodeImport(base.ApiShow):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """The file."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("file", type=Path, help="JSON lines or CSV, possibly .gz")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Read all of the file first, so that a bad line changes nothing; then send it in batches."""
+        """Reads the whole file first, so that a bad line changes nothing. Then sends it in batches."""
         specs = list(importer.read_nodes(parsed_args.file))
         api = base.connection(parsed_args)
         total: dict[str, Any] = {"read": len(specs), "created": 0, "changed": 0, "same": 0}
@@ -56,7 +56,7 @@ class NodeList(base.ApiLister):
     """List nodes."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Filters."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--host", help="only those of this agent")
         parser.add_argument("--shard", help="only those of this shard")
@@ -72,7 +72,7 @@ class NodeList(base.ApiLister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.page(
             parsed_args,
             "nodes",
@@ -85,13 +85,13 @@ class NodeShow(base.ApiShow):
     """Show a node."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("node", help="name or uuid")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(base.connection(parsed_args).node(parsed_args.node))
 
 
@@ -104,7 +104,7 @@ class NodeSet(base.ApiShow):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What to change."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("node", help="name or uuid")
         parser.add_argument(
@@ -124,7 +124,7 @@ class NodeSet(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Change and print."""
+        """Sends the change and prints the result."""
         changes: dict[str, Any] = {
             name: _json_or_text(value) for name, value in base.pairs(parsed_args.property, "--property")
         }
@@ -147,10 +147,10 @@ class NodeSet(base.ApiShow):
 
 
 class _NodeCommand(base.ApiShow):
-    """A command about one node."""
+    """Base class of commands about one node."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("node", help="name or uuid")
         return parser
@@ -167,16 +167,16 @@ def _add_reason(parser: argparse.ArgumentParser) -> None:
 
 
 class NodeDisable(_NodeCommand):
-    """Keep new instances and moves away from a node; the instances on it stay."""
+    """Disable a node: it gets no new instances and no moves. The instances on it stay."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which, and why."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         _add_reason(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Change and print."""
+        """Sends the change and prints the result."""
         return base.one(self.set_state(parsed_args, "disabled", value=True))
 
 
@@ -184,7 +184,7 @@ class NodeEnable(_NodeCommand):
     """End the state disabled of a node. Maintenance and draining have commands of their own."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Change and print."""
+        """Sends the change and prints the result."""
         return base.one(self.set_state(parsed_args, "disabled", value=False))
 
 
@@ -192,14 +192,14 @@ class NodeMaintenance(_NodeCommand):
     """Begin or end the maintenance of a node. It gets no new instances and no moves; the instances on it stay."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which, and whether it begins."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("state", choices=["on", "off"])
         _add_reason(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Change and print."""
+        """Sends the change and prints the result."""
         return base.one(self.set_state(parsed_args, "maintenance", value=parsed_args.state == "on"))
 
 
@@ -210,14 +210,14 @@ class NodeDrain(_NodeCommand):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which, and why."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--stop", action="store_true", help="end the draining; the node gets new instances again")
         _add_reason(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Change and print."""
+        """Sends the change and prints the result."""
         node = self.set_state(parsed_args, "draining", value=not parsed_args.stop)
         if not parsed_args.stop:
             # Not where -f json is read.
@@ -248,13 +248,13 @@ class NodeRemove(base.ApiCommand):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("node", help="name or uuid")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Remove it; print nothing."""
+        """Sends the request. Prints nothing."""
         base.connection(parsed_args).remove_node(parsed_args.node)
 
 

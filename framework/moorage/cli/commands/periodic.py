@@ -35,13 +35,13 @@ class RingShow(base.ApiLister):
     """Show the members of the ring: their shares, the ring that each works under, the age of each heartbeat."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """A question."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--owner-of", metavar="OBJECT", help="only the member that owns this object")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         rows = []
         for ring in base.connection(parsed_args).rings(parsed_args.owner_of):
             for member in ring["members"]:
@@ -54,14 +54,14 @@ class PeriodicList(base.ApiLister):
     """List the periodic tasks and their last sweeps."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         found = base.connection(parsed_args).periodic_tasks()
         return base.table(TASK_COLUMNS, ({**(each["last_run"] or {}), **each} for each in found))
 
 
 class _TaskCommand(base.ApiShow):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which task."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("task", help="name of the periodic task")
         return parser
@@ -71,48 +71,48 @@ class PeriodicShow(base.ApiLister):
     """Show the last sweeps of a task."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which task, and how many."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("task", help="name of the periodic task")
         parser.add_argument("--limit", type=int, default=20)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.table(RUN_COLUMNS, base.connection(parsed_args).periodic_runs(parsed_args.task, parsed_args.limit))
 
 
 class PeriodicPause(_TaskCommand):
-    """Begin no sweep of a task any more, in any engine."""
+    """Pause a task: no engine begins a sweep of it."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Why."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--reason", default="", help="why, for other operators")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Change and print."""
+        """Sends the change and prints the result."""
         return base.one(base.connection(parsed_args).pause_periodic_task(parsed_args.task, reason=parsed_args.reason))
 
 
 class PeriodicResume(_TaskCommand):
-    """Let a task that was paused go on."""
+    """Resume a paused task."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Change and print."""
+        """Sends the change and prints the result."""
         return base.one(base.connection(parsed_args).resume_periodic_task(parsed_args.task))
 
 
 class PeriodicRun(_TaskCommand):
-    """Have a task swept once more now, paused or not."""
+    """Run one sweep of a task now, even if the task is paused."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """All objects or one."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--object", help="only this object, by the engine that owns it")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask for it and print what its tick is called."""
+        """Sends the request and prints the name of the tick."""
         return base.one(base.connection(parsed_args).run_periodic_task(parsed_args.task, parsed_args.object))

@@ -26,13 +26,13 @@ class PluginList(lister.Lister):
     """List installed plugins and whether they can be used."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Filters."""
+        """Adds the arguments of the command."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("--group", help="only this entry-point group, for example moorage.filters")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Look and print."""
+        """Reads what is installed and prints it."""
         found = [each for each in survey() if parsed_args.group in (None, each.group)]
         return base.table(COLUMNS, [_row(each) for each in found])
 
@@ -41,14 +41,14 @@ class PluginShow(base.LocalShow):
     """Show one plugin."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("name")
         parser.add_argument("--group", help="where several groups have the name")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Look and print."""
+        """Reads what is installed and prints it."""
         found = [
             finding
             for point in extension_points()
@@ -72,10 +72,10 @@ class PluginShow(base.LocalShow):
 
 
 class PluginCheck(command.Command):
-    """Check that all installed plugins can be used, and their options read; exit status 1 when one cannot."""
+    """Check that all installed plugins can be used, and that their options can be read. Exit status 1: one cannot."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Look and say what is wrong, and what will be some day."""
+        """Checks the plugins, and prints what is wrong or deprecated."""
         found = survey()
         for each in found:
             if each.warning:
@@ -94,7 +94,7 @@ class PluginNew(base.LocalCommand):
     """Write a new distribution with one plugin: class, entry point, options, tests on the conformance kit."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What and where."""
+        """Adds the arguments of the command."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("family", help=f"one of: {', '.join(FAMILIES)}")
         parser.add_argument("name", help="as the configuration will name it, for example gpu_model")
@@ -102,7 +102,7 @@ class PluginNew(base.LocalCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Write and say what to do next."""
+        """Writes the distribution and prints the next steps."""
         written = write(parsed_args.family, parsed_args.name, parsed_args.into)
         names = written.names
         listed = "".join(f"  {written.folder / path}\n" for path in written.files)

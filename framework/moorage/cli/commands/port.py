@@ -13,7 +13,7 @@ __all__ = ["PortGroupList", "PortList"]
 
 class _Attached(base.ApiLister):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Filters."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--shard", help="only those of nodes in these shards (NAME,NAME...); none: without a shard")
         parser.add_argument("--node", help="only those of this node, by uuid or name")
@@ -27,7 +27,7 @@ class PortList(_Attached):
     """List ports."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         api = base.connection(parsed_args).baremetal(parsed_args.mount)
         columns = ("uuid", "address", "node_uuid", "physical_network")
         return base.table(columns, api.ports(shard=parsed_args.shard, node=parsed_args.node, fields=columns))
@@ -37,7 +37,7 @@ class PortGroupList(_Attached):
     """List portgroups."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         api = base.connection(parsed_args).baremetal(parsed_args.mount)
         columns = ("uuid", "name", "address", "node_uuid")
         return base.table(columns, api.port_groups(shard=parsed_args.shard, node=parsed_args.node, fields=columns))

@@ -12,23 +12,23 @@ __all__ = ["QuotaSet", "QuotaShow", "QuotaUnset"]
 
 
 class QuotaShow(base.ApiLister):
-    """Show limits of projects with what is used of them."""
+    """Show the limits of projects and their use."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which project."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("project", nargs="?", help="only of this project; members see their own project only")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         found = base.connection(parsed_args).quotas(parsed_args.project)
         rows = [each | {"free": max(0, each["limit"] - each["used"])} for each in found]
         return base.table(("project", "resource_class", "limit", "used", "free"), rows)
 
 
 class QuotaSet(base.ApiShow):
-    """Set how much of a resource class the instances of a project may hold; nothing is taken from those that hold more."""
+    """Set the limit of a resource class for the instances of a project. A project that holds more keeps it."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Adds the project, the resource class and the limit."""
@@ -39,7 +39,7 @@ class QuotaSet(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Write it."""
+        """Sends the request."""
         api = base.connection(parsed_args)
         return base.one(api.set_quota(parsed_args.project, parsed_args.resource_class, parsed_args.limit))
 
@@ -48,12 +48,12 @@ class QuotaUnset(base.ApiCommand):
     """Remove a limit of a project."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which project and class."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("project")
         parser.add_argument("resource_class")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Remove it."""
+        """Sends the request."""
         base.connection(parsed_args).unset_quota(parsed_args.project, parsed_args.resource_class)

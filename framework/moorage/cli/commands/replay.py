@@ -27,13 +27,13 @@ __all__ = ["Replay", "replay_files"]
 
 
 class Replay(base.LocalCommand):
-    """Drive a control plane with a recorded workload and report what came of it.
+    """Replay a recorded workload against a control plane, and report the results.
 
     Without --url or --state-dir of a running one, a control plane is started for the replay and ended after it.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What to replay, and against what."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         base.add_connection_arguments(parser)
         parser.add_argument("--nodes", type=Path, required=True, metavar="FILE", help="nodes: openb or our own format")
@@ -55,7 +55,7 @@ class Replay(base.LocalCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Replay and report; exit status 1 when something failed, or is not stored as it was answered."""
+        """Replays the workload and prints a report. Returns 1 if a request failed, or if the store differs from an answer."""
         remote = parsed_args.url and not parsed_args.state_dir
         if parsed_args.kill and remote:
             raise errors.InvalidInput(
@@ -113,7 +113,7 @@ def replay_files(
 
 
 def _await_fleet(api: client_package.Client, nodes: int) -> None:
-    """Schedulers are told of new nodes by a message; begin when the one that answers has read them."""
+    """Waits until the scheduler that answers has read the new nodes. Schedulers learn of them by a message."""
     clock = SystemClock()
     for _ in range(100):
         if sum(1 for _ in api.hosts(up=True, fields="uuid")) >= nodes:

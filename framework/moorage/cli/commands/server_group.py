@@ -14,10 +14,10 @@ COLUMNS = ("name", "policy", "max_server_per_host", "members", "project_id", "uu
 
 
 class ServerGroupCreate(base.ApiShow):
-    """Create a server group: instances that want to be together on one node, or apart."""
+    """Create a server group: instances that are placed together on one node, or on different nodes."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What to create."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("name")
         parser.add_argument(
@@ -29,7 +29,7 @@ class ServerGroupCreate(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Create and print."""
+        """Creates the object and prints it."""
         return base.one(
             base.connection(parsed_args).create_server_group(
                 parsed_args.name, parsed_args.policy, parsed_args.max_server_per_host
@@ -41,15 +41,15 @@ class ServerGroupList(base.ApiLister):
     """List server groups."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.table(COLUMNS, base.connection(parsed_args).server_groups())
 
 
 class _OfOne(base.ApiCommand):
-    """About one server group."""
+    """Base class of commands about one server group."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("group", help="name or uuid")
         return parser
@@ -59,7 +59,7 @@ class ServerGroupShow(_OfOne, base.ApiShow):
     """Show a server group with its members."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(base.connection(parsed_args).server_group(parsed_args.group))
 
 
@@ -67,5 +67,5 @@ class ServerGroupDelete(_OfOne):
     """Remove a server group; its members stay where they are."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Remove."""
+        """Sends the request."""
         base.connection(parsed_args).delete_server_group(parsed_args.group)

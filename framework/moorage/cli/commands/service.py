@@ -23,14 +23,14 @@ class ServiceList(base.ApiLister):
     """List the services and whether they are up."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Filters."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--binary", help="only this kind: api, scheduler, agent, engine")
         parser.add_argument("--host", help="only those of this host")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         found = base.connection(parsed_args).services(binary=parsed_args.binary, host=parsed_args.host)
         return base.table(COLUMNS, found)
 
@@ -39,22 +39,22 @@ class ServiceShow(base.ApiShow):
     """Show a service, and why it is disabled or its host is fenced."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Adds which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("service", help=_IDENT)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Asks and prints."""
+        """Sends the request and prints the answer."""
         api = base.connection(parsed_args)
         return base.one(api.service(_uuid(api, parsed_args.service)))
 
 
 class ServiceSet(base.ApiShow):
-    """Disable or enable a service, or say that it is dead."""
+    """Disable or enable a service, or declare it dead."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What to change."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("service", help=_IDENT)
         state = parser.add_mutually_exclusive_group()
@@ -67,7 +67,7 @@ class ServiceSet(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Change and print."""
+        """Sends the change and prints the result."""
         changes = {
             "disabled": parsed_args.disabled,
             "disabled_reason": parsed_args.disable_reason,

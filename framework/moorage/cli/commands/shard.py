@@ -30,16 +30,16 @@ class ShardList(base.ApiLister):
     """
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         found = base.connection(parsed_args).shards()
         return ("name", "count", "agents"), [(each["name"], each["count"], " ".join(each["agents"])) for each in found]
 
 
 class ShardPlan(base.ApiShow):
-    """Make a plan that changes the shard of as few nodes as can be; no node is changed. Ends with 2 when a change is needed."""
+    """Make a plan that changes the shard of as few nodes as possible. Changes no node. Exit status 2: a change is needed."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What is wanted."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--strategy", help="the plugin that says where nodes should be ([sharding] strategy)")
         parser.add_argument(
@@ -84,7 +84,7 @@ class ShardPlan(base.ApiShow):
         return super().run(parsed_args) or (CHANGE_NEEDED if self._needed else 0)
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         wanted: dict[str, Any] = {
             "strategy": parsed_args.strategy,
             "shards": _shards(parsed_args.shards),
@@ -101,10 +101,10 @@ class ShardPlan(base.ApiShow):
 
 
 class ShardShow(base.ApiLister):
-    """List the plans that are kept, or show one: shard by shard, or move by move with its reason."""
+    """List the stored plans, or show one: shard by shard, or move by move with its reason."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("plan", nargs="?", help="its uuid; without it all plans are listed")
         parser.add_argument(
@@ -116,7 +116,7 @@ class ShardShow(base.ApiLister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         api = base.connection(parsed_args)
         if parsed_args.plan is None:
             return base.table(("uuid", "status", "strategy", "moves"), [_short(plan) for plan in api.shard_plans()])
@@ -126,10 +126,10 @@ class ShardShow(base.ApiLister):
 
 
 class _Advance(base.ApiShow):
-    """What carrying out and taking back share."""
+    """Base class of the commands that apply a plan or roll it back."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which, and how fast."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("plan", help="its uuid")
         parser.add_argument("--batch", type=int, default=5000, help="moves in one request (5000)")
@@ -161,7 +161,7 @@ class ShardApply(_Advance):
     """Apply a plan, or continue one. Nodes that changed meanwhile are skipped and listed."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Do it and print how it went."""
+        """Carries it out and prints the results."""
         api = base.connection(parsed_args)
         return self.advance(api, parsed_args, api.apply_shard_plan)
 
@@ -170,7 +170,7 @@ class ShardRollback(_Advance):
     """Roll back the moves that a plan has made. Nodes that changed since are skipped and listed."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Do it and print how it went."""
+        """Carries it out and prints the results."""
         api = base.connection(parsed_args)
         return self.advance(api, parsed_args, api.rollback_shard_plan)
 
@@ -182,7 +182,7 @@ class ShardVerify(base.ApiShow):
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "plan", nargs="?", help="its uuid; without it the names and counts of all shards are checked"
@@ -195,7 +195,7 @@ class ShardVerify(base.ApiShow):
         return super().run(parsed_args) or int(not self._ok)
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         api = base.connection(parsed_args)
         found = api.verify_shard_plan(parsed_args.plan) if parsed_args.plan else api.check_shards()
         self._ok = bool(found["ok"])

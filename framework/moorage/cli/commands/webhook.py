@@ -47,7 +47,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _secret(path: str) -> str:
-    """The secret in a file: an argument would be seen in the list of processes."""
+    """Reads the secret from a file: other users could read an argument in the list of processes."""
     try:
         return (sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")).strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -55,10 +55,10 @@ def _secret(path: str) -> str:
 
 
 class _OfOne(base.ApiShow):
-    """About one webhook."""
+    """Base class of commands about one webhook."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("webhook", help="name or uuid")
         return parser
@@ -68,7 +68,7 @@ class WebhookCreate(base.ApiShow):
     """Create a webhook: a URL that gets the events of the journal. Prints the secret of its signatures once."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What to create."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("name")
         # Not url, which is that of the API.
@@ -78,16 +78,16 @@ class WebhookCreate(base.ApiShow):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Create and print."""
+        """Creates the object and prints it."""
         settings = _settings(parsed_args) | ({"enabled": False} if parsed_args.disable else {})
         return base.one(base.connection(parsed_args).create_webhook(parsed_args.name, parsed_args.target, **settings))
 
 
 class WebhookList(base.ApiLister):
-    """List webhooks, with the place that each has reached in the journal, and its last error."""
+    """List webhooks, each with its cursor in the journal and its last error."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.table(COLUMNS, base.connection(parsed_args).webhooks())
 
 
@@ -95,15 +95,15 @@ class WebhookShow(_OfOne):
     """Show a webhook."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask and print."""
+        """Sends the request and prints the answer."""
         return base.one(base.connection(parsed_args).webhook(parsed_args.webhook))
 
 
 class WebhookSet(_OfOne):
-    """Change a webhook, or move its cursor. What failed is tried again at once."""
+    """Change a webhook, or move its cursor. A failed delivery is tried again at once."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """What to change."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--target", metavar="URL", help="another URL that events are sent to")
         _add_settings(parser)
@@ -115,7 +115,7 @@ class WebhookSet(_OfOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Change and print."""
+        """Sends the change and prints the result."""
         given = {
             "url": parsed_args.target,
             "enabled": parsed_args.enabled,
@@ -136,11 +136,11 @@ class WebhookDelete(base.ApiCommand):
     """Remove a webhook."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Which."""
+        """Adds the arguments of the command."""
         parser = super().get_parser(prog_name)
         parser.add_argument("webhook", help="name or uuid")
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Remove."""
+        """Sends the request."""
         base.connection(parsed_args).delete_webhook(parsed_args.webhook)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocation candidates: combinations of providers on which a request fits now.
+"""Defines allocation candidates: combinations of providers on which a request fits now.
 
 The terms and rules are those of OpenStack Placement's API reference (``GET /allocation_candidates``) at microversion 1.39:
 
-* A *tree* is a root provider with all below it. A *sharing provider* has the trait ``MISC_SHARES_VIA_AGGREGATE``, and offers its
-  resources to every tree of which a provider is in one of its aggregates. Every candidate has an *anchor*, a root: it takes of
-  the anchor's tree and of sharing providers for it.
-* What is asked for stands in :mod:`moorage.request_groups`.
+* A *tree* is a root provider with all providers below it. A *sharing provider* has the trait ``MISC_SHARES_VIA_AGGREGATE``, and
+  offers its resources to every tree that has a provider in one of its aggregates. Every candidate has an *anchor*, a root: it
+  takes resources from the anchor's tree, and from sharing providers for that tree.
+* :mod:`moorage.request_groups` defines requests.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Candidate", "CandidateQuery", "CandidateSet", "CandidateSource", "Pr
 class Candidate:
     """One way to fulfil the request.
 
-    :param allocations: provider uuid -> class -> amount, as a claim takes it.
-    :param mappings: suffix -> uuids of the providers that fulfil the group, sorted.
+    :param allocations: amounts by provider uuid and class, for a claim.
+    :param mappings: the uuids of the providers that fulfil each group, sorted, by the suffix of the group.
     """
 
     anchor: str
@@ -35,12 +35,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ProviderSummary:
-    """A provider that candidates name, or one of its tree.
+    """A provider in the trees of candidates.
 
-    :param parent: uuid of the provider above it; None: it is the root.
-    :param root: uuid of the root of its tree.
-    :param capacity: resource class -> what may be used in all, in whole units; all classes that it has.
-    :param used: the same classes -> what is used of it.
+    :param parent: the uuid of the provider above it; None: it is the root.
+    :param root: the uuid of the root of its tree.
+    :param capacity: the capacity of each of its classes, in whole units.
+    :param used: the use of each of its classes.
     :param traits: sorted by name.
     """
 
@@ -53,18 +53,18 @@ class ProviderSummary:
 
 @dataclass(frozen=True, slots=True)
 class CandidateSet:
-    """Candidates in a stable order, and all providers of the trees they take of, by uuid."""
+    """Candidates in a stable order, and all providers of their trees, by uuid."""
 
     candidates: tuple[Candidate, ...]
     summaries: Mapping[str, ProviderSummary]
 
 
 class CandidateSource(abc.ABC):
-    """A power of stores: finding candidates. Nothing is taken; a claim decides."""
+    """A power of stores: finds candidates. It takes nothing; a claim decides."""
 
     @abc.abstractmethod
     def candidates(self, query: CandidateQuery) -> CandidateSet:
-        """Candidates as of one moment.
+        """Returns the candidates at one moment.
 
         An unknown provider of ``in_tree`` and unknown aggregates find nothing.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue of a store: providers in trees, their inventories, traits and aggregates, and the names of classes and traits.
+"""Defines the catalogue of a store: providers in trees, inventories, traits, aggregates, and names of classes and traits.
 
-Every write of a provider takes an ``expected_generation``: with a number the write happens only while the provider has that
-generation (compare-and-update), and None asks for nothing. The condition stands in the statement that writes.
+Every write of a provider takes an ``expected_generation``. With a number, the write succeeds only while the provider has that
+generation (compare-and-update). None: any generation. The condition is in the statement that writes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Keep(enum.Enum):
     KEEP = "keep"
 
 
-#: An argument that leaves what is stored as it is, where None means something.
+#: An argument that keeps the stored value, where None is a value.
 KEEP: Final = Keep.KEEP
 
 
@@ -62,14 +62,14 @@ class Trait:
 
 @dataclass(frozen=True, slots=True)
 class ProviderFilter:
-    """Which providers; what is empty or None asks for nothing, and all that is given must hold.
+    """Selects providers. Empty or None: no condition. All given conditions must hold.
 
-    :param in_tree: uuid of any provider of the tree.
-    :param resources: class -> amount that must fit now (capacity, min_unit, max_unit, step rule) on the provider itself.
-    :param required: of each set at least one trait.
-    :param forbidden: none of these traits.
-    :param member_of: of each set at least one aggregate (uuids).
-    :param not_member_of: none of these aggregates.
+    :param in_tree: the uuid of any provider of the tree.
+    :param resources: amounts by class that must fit now (capacity, min_unit, max_unit, step rule) on the provider itself.
+    :param required: the provider has at least one trait of each set.
+    :param forbidden: the provider has none of these traits.
+    :param member_of: the provider is in at least one aggregate (uuid) of each set.
+    :param not_member_of: the provider is in none of these aggregates.
     """
 
     name: str | None = None
@@ -83,26 +83,27 @@ class ProviderFilter:
 
 
 class ProviderCatalogue(abc.ABC):
-    """A power of stores: providers one by one, as an API edits them.
+    """A power of stores: reads and writes single providers, as an API edits them.
 
-    :class:`moorage.errors.NotFound` of an unknown provider has ``details['provider']``, of an unknown resource class
-    ``details['resource_class']``, of an unknown trait ``details['trait']``. Numbers and names that can never be right are
-    :class:`moorage.errors.InvalidInput` with ``details['path']``. Everything is one transaction; nothing is half written.
+    :class:`moorage.errors.NotFound` has ``details['provider']`` for an unknown provider, ``details['resource_class']`` for an
+        unknown
+    resource class, and ``details['trait']`` for an unknown trait. Invalid numbers and names raise
+    :class:`moorage.errors.InvalidInput` with ``details['path']``. Each call is one transaction; nothing is half written.
     """
 
     @abc.abstractmethod
     def create_provider(self, provider: ResourceProvider) -> ResourceProvider:
-        """Create a provider, with generation 0, below ``provider.parent`` where that is given.
+        """Creates a provider with generation 0, below ``provider.parent`` if it is given.
 
-        :returns: it as it is stored.
-        :raises AlreadyExists: the uuid or the name is taken; ``details['field']`` says which (``uuid`` or ``name``).
+        :returns: the provider as it is stored.
+        :raises AlreadyExists: the uuid or the name is in use; ``details['field']`` says which (``uuid`` or ``name``).
         :raises InvalidInput: the parent does not exist, or is the provider itself; path ``parent``.
         :raises TreeTooDeep: it would be below :data:`~moorage.allocation.interface.MOST_LEVELS` levels.
         """
 
     @abc.abstractmethod
     def provider(self, uuid: str) -> ResourceProvider:
-        """A provider without its inventories.
+        """Returns a provider, without its inventories.
 
         :raises NotFound: there is none.
         """
@@ -111,7 +112,7 @@ class ProviderCatalogue(abc.ABC):
     def find_providers(
         self, query: ProviderFilter | None = None, *, after: str = "", limit: int | None = None
     ) -> list[ResourceProvider]:
-        """Providers without their inventories, ordered by uuid, those after the given one; one statement.
+        """Returns providers without their inventories, ordered by uuid, after the uuid ``after``; one statement.
 
         An unknown provider of ``in_tree`` and unknown aggregates find nothing.
 
@@ -128,10 +129,10 @@ class ProviderCatalogue(abc.ABC):
         parent: str | None | Keep = KEEP,
         reparent: bool = True,
     ) -> ResourceProvider:
-        """Give a provider another name, or another place in a tree; its generation stays. Its children come with it.
+        """Changes the name of a provider, or moves it in its tree, with its children. Its generation stays.
 
-        :param reparent: False: only a root may get a parent, and who has one keeps it.
-        :raises AlreadyExists: the name is taken.
+        :param reparent: False: a provider with a parent keeps it; only a root may get a parent.
+        :raises AlreadyExists: the name is in use.
         :raises InvalidInput: no such parent, a parent below the provider itself, or a change that ``reparent`` forbids; path
             ``parent``.
         :raises TreeTooDeep: a provider would be below :data:`~moorage.allocation.interface.MOST_LEVELS` levels, and deeper than it
@@ -140,7 +141,7 @@ class ProviderCatalogue(abc.ABC):
 
     @abc.abstractmethod
     def inventories(self, uuid: str) -> ProviderUsage:
-        """A provider with its inventories and what is used of them.
+        """Returns a provider with its inventories and their use.
 
         :raises NotFound: there is none.
         """
@@ -149,27 +150,27 @@ class ProviderCatalogue(abc.ABC):
     def set_inventories(
         self, uuid: str, items: Sequence[InventoryItem], expected_generation: int | None = None
     ) -> ResourceProvider:
-        """Bring all inventories of a provider to the given state. Raises the generation.
+        """Replaces all inventories of a provider. Raises the generation.
 
-        Classes must exist. ``reserved`` may be ``total``; capacity may fall below what is used.
+        Classes must exist. ``reserved`` may be ``total``, and the capacity may be less than what is used.
 
         :returns: the provider with its inventories as they are now.
         :raises GenerationConflict: nothing was written.
-        :raises InUse: an inventory that has allocations would vanish; ``details['resource_class']``.
+        :raises InUse: an inventory with allocations would be removed; ``details['resource_class']``.
         """
 
     @abc.abstractmethod
     def add_inventory(self, uuid: str, item: InventoryItem, expected_generation: int | None = None) -> ResourceProvider:
-        """Add one inventory; as :meth:`set_inventories`.
+        """Adds one inventory, as :meth:`set_inventories` does.
 
-        :raises AlreadyExists: there is one of the class.
+        :raises AlreadyExists: the provider has an inventory of the class.
         """
 
     @abc.abstractmethod
     def change_inventory(
         self, uuid: str, item: InventoryItem, expected_generation: int | None = None
     ) -> ResourceProvider:
-        """Change one inventory; as :meth:`set_inventories`.
+        """Changes one inventory, as :meth:`set_inventories` does.
 
         :raises NotFound: the provider has none of the class; ``details['inventory']`` is the class.
         """
@@ -178,7 +179,7 @@ class ProviderCatalogue(abc.ABC):
     def remove_inventory(
         self, uuid: str, resource_class: str, expected_generation: int | None = None
     ) -> ResourceProvider:
-        """Remove one inventory; as :meth:`set_inventories`.
+        """Removes one inventory, as :meth:`set_inventories` does.
 
         :raises NotFound: the provider has none of the class; ``details['inventory']`` is the class.
         :raises InUse: it has allocations.
@@ -186,20 +187,20 @@ class ProviderCatalogue(abc.ABC):
 
     @abc.abstractmethod
     def provider_traits(self, uuid: str) -> tuple[ResourceProvider, tuple[str, ...]]:
-        """A provider without inventories, and its traits, sorted.
+        """Returns a provider without inventories, and its traits, sorted.
 
         :raises NotFound: there is no such provider.
         """
 
     @abc.abstractmethod
     def traits_of(self, providers: Sequence[str]) -> Mapping[str, frozenset[str]]:
-        """Reads the traits of those of the providers that have any, by uuid; one statement."""
+        """Reads the traits of providers, by uuid; one statement. Providers without traits are absent."""
 
     @abc.abstractmethod
     def set_traits(
         self, uuid: str, traits: Set[str], expected_generation: int | None = None
     ) -> tuple[ResourceProvider, tuple[str, ...]]:
-        """Set all traits of a provider. Raises the generation.
+        """Replaces all traits of a provider. Raises the generation.
 
         :raises NotFound: there is no such provider, or ``details['traits']`` (sorted) do not exist.
         :raises GenerationConflict: nothing was written.
@@ -208,15 +209,15 @@ class ProviderCatalogue(abc.ABC):
     def change_traits(
         self, uuid: str, added: Set[str], removed: Set[str] = frozenset(), transaction: Any | None = None
     ) -> bool:
-        """Give a provider traits and take others away; the rest stay. Custom traits begin to exist with the first provider.
+        """Adds traits to a provider and removes others. Custom traits are created with their first provider.
 
-        Raises the generation where something changes. Inside ``transaction`` when given (stores with SHARED_TRANSACTION).
+        Raises the generation if anything changes. Uses ``transaction`` if it is given (stores with SHARED_TRANSACTION).
 
-        A store overrides this method. The default makes no custom traits, and refuses a transaction.
+        A store overrides this method. The default creates no custom traits, and refuses a transaction.
 
-        :returns: whether something changed.
+        :returns: whether anything changed.
         :raises NotFound: there is no such provider, or ``details['traits']`` (sorted) are no standard traits.
-        :raises InvalidInput: a name that no trait can have.
+        :raises InvalidInput: a name is invalid.
         """
         if transaction is not None:
             raise errors.InvalidInput(
@@ -231,7 +232,7 @@ class ProviderCatalogue(abc.ABC):
 
     @abc.abstractmethod
     def provider_aggregates(self, uuid: str) -> tuple[ResourceProvider, tuple[str, ...]]:
-        """A provider without inventories, and the uuids of its aggregates, sorted.
+        """Returns a provider without inventories, and the uuids of its aggregates, sorted.
 
         :raises NotFound: there is no such provider.
         """
@@ -240,9 +241,9 @@ class ProviderCatalogue(abc.ABC):
     def set_aggregates(
         self, uuid: str, aggregates: Set[str], expected_generation: int | None = None
     ) -> tuple[ResourceProvider, tuple[str, ...]]:
-        """Set all aggregates of a provider. Raises the generation when one is expected, and only then, as Placement does.
+        """Replaces all aggregates of a provider. Raises the generation only if one is expected, as Placement does.
 
-        An aggregate is nothing but a uuid that providers have in common.
+        An aggregate is only a uuid that several providers have.
 
         :raises NotFound: there is no such provider.
         :raises GenerationConflict: nothing was written.
@@ -250,31 +251,31 @@ class ProviderCatalogue(abc.ABC):
 
 
 class NameCatalogue(abc.ABC):
-    """A power of stores: the names of resource classes and traits. Those of one's own begin with ``CUSTOM_``."""
+    """A power of stores: keeps the names of resource classes and traits. Custom names begin with ``CUSTOM_``."""
 
     @abc.abstractmethod
     def resource_classes(self) -> list[ResourceClass]:
-        """All resource classes: the standard ones in the order of their numbers, then custom ones in that of their creation."""
+        """Returns all resource classes: standard classes by their numbers, then custom classes by their creation."""
 
     @abc.abstractmethod
     def create_resource_class(self, name: str) -> bool:
-        """Create a custom class where there is none; False when it exists (standard classes do).
+        """Creates a custom class. Returns False if it exists (standard classes do).
 
-        :raises InvalidInput: a name that no class can have.
+        :raises InvalidInput: the name is invalid.
         """
 
     @abc.abstractmethod
     def rename_resource_class(self, name: str, new_name: str) -> None:
-        """Give a custom class another name; its inventories and allocations follow.
+        """Renames a custom class, in inventories and allocations too.
 
-        :raises NotFound: there is none of the name.
-        :raises AlreadyExists: the new name is taken.
-        :raises InvalidInput: it is a standard class, or the new name can be none.
+        :raises NotFound: there is no class with the name.
+        :raises AlreadyExists: the new name is in use.
+        :raises InvalidInput: it is a standard class, or the new name is invalid.
         """
 
     @abc.abstractmethod
     def delete_resource_class(self, name: str) -> None:
-        """Remove a custom class.
+        """Deletes a custom class.
 
         :raises NotFound: there is none.
         :raises InvalidInput: it is a standard class.
@@ -283,18 +284,22 @@ class NameCatalogue(abc.ABC):
 
     @abc.abstractmethod
     def traits(self, *, names: Set[str] | None = None, prefix: str = "", associated: bool | None = None) -> list[Trait]:
-        """Traits, ordered by name: of these names, that begin so, that some provider has (True) or none has (False)."""
+        """Returns traits, ordered by name.
+
+        :param names: only these. :param prefix: only those that begin with it.
+        :param associated: True: only those that a provider has; False: only those that no provider has.
+        """
 
     @abc.abstractmethod
     def create_trait(self, name: str) -> bool:
-        """Create a custom trait where there is none; False when it exists (standard traits do).
+        """Creates a custom trait. Returns False if it exists (standard traits do).
 
-        :raises InvalidInput: a name that no trait can have.
+        :raises InvalidInput: the name is invalid.
         """
 
     @abc.abstractmethod
     def delete_trait(self, name: str) -> None:
-        """Remove a custom trait.
+        """Deletes a custom trait.
 
         :raises NotFound: there is none.
         :raises InvalidInput: it is a standard trait.

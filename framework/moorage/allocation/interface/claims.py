@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Providers, claims, and what every allocation store does with them."""
+"""Defines providers, claims, and the interface of every allocation store."""
 
 from __future__ import annotations
 
@@ -40,60 +40,61 @@ __all__ = [
 
 API_VERSION = (2, 0)
 
-#: Levels of a tree of providers, its root included. The levels of a machine (node, NUMA cell, device, function) are fewer than ten.
+#: The most levels of a tree of providers, its root included. A machine (node, NUMA cell, device, function) has fewer than ten.
 MOST_LEVELS = 64
 
-#: Writes that shall happen in the claim's own transaction: called with the store's transaction (an SQLAlchemy connection for
-#: stores with SHARED_TRANSACTION) after the room is taken and before the commit. It may be called again for a retried
-#: transaction; raising an error undoes the claim and is passed on to the caller.
+#: Writes rows in the transaction of a claim. It gets the store's transaction (an SQLAlchemy connection for stores with
+#: SHARED_TRANSACTION), after the resources are taken and before the commit. It is called again if the transaction is retried. If
+#: it raises, the claim is undone, and the caller gets the error.
 Companion = Callable[[Any], None]
 
 
 class BatchCompanion(abc.ABC):
-    """A companion that can be written together with others of its class: a store may make several claims in one transaction.
+    """A companion for claims that a store makes together in one transaction.
 
-    A claim with another companion has a transaction of its own.
+    A claim with another kind of companion has its own transaction.
 
-    :ivar context: of the request of the claim, if another thread than the request's makes it; None: that of the thread.
+    :ivar context: the request context of the claim, if another thread than that of the request makes the claim; None: the
+        thread's.
     """
 
     context: RequestContext | None = None
 
     @abc.abstractmethod
     def __call__(self, transaction: Any) -> None:
-        """Write what belongs to this claim alone; see :data:`Companion`."""
+        """Writes the rows of this claim alone; see :data:`Companion`."""
 
     @classmethod
     @abc.abstractmethod
     def together(cls, transaction: Any, companions: Sequence[Any]) -> None:
-        """Write what belongs to several claims, with the outcome that calling them one after the other would have.
+        """Writes the rows of several claims. The outcome must be that of calling the companions one after the other.
 
-        :param companions: of this class, in the order in which the claims came. It may be called again, with fewer of them.
-        :raises RefusedTogether: names the companions that cannot be written. Any other error is taken for one of all.
+        :param companions: companions of this class, in the order of the claims. It may be called again, with fewer of them.
+        :raises RefusedTogether: some companions cannot be written. Any other error counts for all of them.
         """
 
 
 def context_of(companion: Companion | None) -> RequestContext | None:
-    """Returns the request of the claim with this companion: the companion's, else that of the thread."""
+    """Returns the request context of a claim: that of its companion, or else that of the thread."""
     own = companion.context if isinstance(companion, BatchCompanion) else None
     return own or get_current()
 
 
 class RefusedTogether(Exception):
-    """Some of the companions of a combined transaction refuse their claims; the transaction is done again without them."""
+    """Some companions of a combined transaction refuse their claims. The transaction is repeated without them."""
 
     def __init__(self, companions: Collection[BatchCompanion]) -> None:
         super().__init__(f"{len(companions)} companions refuse their claims")
         self.companions = companions
 
 
-#: Returns the inventories that a provider shall have: ``merge(uuid, present)``. ``present`` are its inventories by class; no other
-#: transaction can change them meanwhile. It may be called several times and must change nothing.
+#: Returns the new inventories of a provider: ``merge(uuid, present)``. ``present`` has its inventories by class; no other
+#: transaction can change them meanwhile. It may be called several times, and must change nothing.
 Merge = Callable[[str, Mapping[str, InventoryItem]], Sequence[InventoryItem]]
 
 
 class StoreCapability(enum.Enum):
-    """What a store can do beyond the required."""
+    """An optional capability of a store."""
 
     #: Processes on several machines may use it at once.
     SHARED = "shared"
@@ -104,7 +105,7 @@ class StoreCapability(enum.Enum):
 
 
 class HasChildren(errors.InUse):
-    """A provider that is the parent of others cannot go; details: ``provider``, ``holder`` (how many children)."""
+    """A provider cannot be deleted because it has children; details: ``provider``, ``holder`` (how many children)."""
 
 
 class TreeTooDeep(errors.InvalidInput):
@@ -113,13 +114,13 @@ class TreeTooDeep(errors.InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class ResourceProvider:
-    """A provider: a node, or a pool that several nodes share (``can_host`` False: nothing ever lands on it).
+    """A resource provider: a node, or a pool that several nodes share (``can_host`` False: no instance is placed on it).
 
-    :param generation: rises with every write that can make something not fit any more: of inventories, traits, aggregates and
-        claims; not when room is only given back (released, expired).
-    :param parent: uuid of the provider that this one is a part of (a NUMA cell of a node); None: it is a root.
-    :param root: uuid of the root of its tree; empty where a caller makes a provider: the store finds it.
-    :param updated_at: when it was last written, in microseconds since the epoch by the store's clock; 0: not known.
+    :param generation: rises with every write of inventories, traits, aggregates and claims after which a request may not fit any
+        more. It does not rise when resources are only released.
+    :param parent: the uuid of the provider that it is a part of (a NUMA cell of a node, for example); None: it is a root.
+    :param root: the uuid of the root of its tree; empty in a provider that a caller makes: the store finds it.
+    :param updated_at: when it was last written, in microseconds since the epoch by the store's clock; 0: unknown.
     """
 
     uuid: str
@@ -134,7 +135,7 @@ class ResourceProvider:
 
 @dataclass(frozen=True, slots=True)
 class ProviderUsage:
-    """A provider with what is used of it, by resource class."""
+    """A provider with its use by resource class."""
 
     provider: ResourceProvider
     used: Mapping[str, int]
@@ -152,18 +153,17 @@ class AllocationItem:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """What a consumer wants to hold, all or nothing.
+    """Requests resources for a consumer, all or none.
 
-    :param consumer: uuid of the consumer (an instance's uuid).
-    :param resources: provider uuid -> resource class -> units (positive).
-    :param request_id: names this claim; a repetition with the same consumer and request_id after a lost reply is recognised and
-        answered with what the first one took, whatever ``resources`` the repetition names.
-    :param project: owner, for usage by project; likewise ``user`` and ``consumer_type``.
-    :param lifetime: seconds after which an unconfirmed claim may be reaped (:meth:`AllocationLedger.expire`); None: it stays
-        until released.
-    :param residents: nodes whose instances this claim changes, and the version that each must have
-        (:meth:`AllocationStore.residents`; None: any). A node stands here also when everything is taken from pools.
-    :param enforce_quota: a limit of the project refuses the claim. Otherwise the limits count the claim and do not refuse it.
+    :param consumer: the uuid of the consumer (of an instance, for example).
+    :param resources: units (positive) by provider uuid and resource class.
+    :param request_id: identifies the claim. A repetition with equal consumer and request_id, after a lost reply, gets the
+        resources of the first claim, whatever its ``resources`` are.
+    :param project: the owner, for usage by project; likewise ``user`` and ``consumer_type``.
+    :param lifetime: seconds after which an unconfirmed claim expires (:meth:`AllocationLedger.expire`); None: never.
+    :param residents: the nodes whose instances the claim changes, and the version that each must have
+        (:meth:`AllocationStore.residents`; None: any). It has the node also if all resources come from pools.
+    :param enforce_quota: a limit of the project refuses the claim. Otherwise the claim counts and is not refused.
     """
 
     consumer: str
@@ -179,9 +179,9 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClaimOutcome:
-    """A claim that holds.
+    """A claim that was made.
 
-    :param repeated: an earlier request took it, and ``companion`` did not run this time.
+    :param repeated: an earlier request made it, and the companion did not run this time.
     :param together: how many claims the transaction made.
     """
 
@@ -193,16 +193,16 @@ class ClaimOutcome:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """The uuids of the providers that are held, sorted."""
+        """The uuids of the providers of the allocations, sorted."""
         return tuple(sorted({item.provider for item in self.allocations}))
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRelease:
-    """One of the releases of :meth:`AllocationStore.release_many`.
+    """One release of :meth:`AllocationStore.release_many`.
 
     :param residents: as for :meth:`AllocationStore.release`.
-    :param context: the request that the event of the release names.
+    :param context: the request context for the event of the release.
     """
 
     consumer: str
@@ -213,33 +213,33 @@ class ClaimRelease:
 class AllocationStore(abc.ABC):
     """Keeps providers, inventories and claims. Safe for use by several threads.
 
-    All methods may block on the store and raise :class:`moorage.errors.StoreUnavailable` (it cannot be reached) or
-    :class:`moorage.errors.StoreBusy` (the bounded number of lost races was used up).
+    All methods may block on the store, and raise :class:`moorage.errors.StoreUnavailable` (it cannot be reached) or
+    :class:`moorage.errors.StoreBusy` (every try lost a race).
 
     Built by the loader as ``plugin(conf=..., database=..., clock=...)``.
     """
 
     api_version: ClassVar[tuple[int, int]]
     capabilities: ClassVar[frozenset[StoreCapability]] = frozenset()
-    #: How many claims of new consumers :meth:`claim_many` makes in one transaction at most.
+    #: The most claims of new consumers that :meth:`claim_many` makes in one transaction.
     claims_together: int = 1
-    #: How many of its transactions may run at a time: one that computes while others wait for the server.
+    #: How many of these transactions may run at a time. While some wait for a server, another one can compute.
     lanes: int = 1
 
     @abc.abstractmethod
     def ensure_providers(self, providers: Sequence[ResourceProvider], transaction: Any | None = None) -> int:
-        """Creates providers, or brings name, can_host and inventories of existing ones (same uuid) to the given state.
+        """Creates providers, or updates name, can_host and inventories of existing ones (equal uuid).
 
-        Custom resource classes (``CUSTOM_...``) begin to exist with the first inventory of them.
-        Repeating the call changes nothing. ``generation`` is ignored; every change of inventories raises it. ``parent`` is given
-        to providers that are created (its row must exist, or come before it in ``providers``) and never changed here. One
-        transaction for all; inside ``transaction`` when given (stores with SHARED_TRANSACTION).
+        Custom resource classes (``CUSTOM_...``) are created with their first inventory. A repeated call changes nothing.
+        ``generation`` is ignored; every change of inventories raises it. ``parent`` is set for new providers only; the parent must
+        exist, or come before it in ``providers``. All in one transaction: ``transaction`` if it is given (stores with
+        SHARED_TRANSACTION).
 
         :returns: how many were created or changed.
-        :raises InUse: an inventory would vanish that has allocations.
+        :raises InUse: an inventory with allocations would be removed.
         :raises AlreadyExists: another provider has the name.
-        :raises InvalidInput: a number, name or class that can never be right.
-        :raises TreeTooDeep: a provider that is created would be below :data:`MOST_LEVELS` levels.
+        :raises InvalidInput: a number, name or class is invalid.
+        :raises TreeTooDeep: a new provider would be below :data:`MOST_LEVELS` levels.
         """
 
     def merge_providers(
@@ -247,8 +247,8 @@ class AllocationStore(abc.ABC):
     ) -> int:
         """Does what :meth:`ensure_providers` does, but ``merge`` decides the inventories of each provider that exists.
 
-        A store overrides this method to read the present inventories while no other transaction can change them. This default
-        reads them before, so a change that comes between is lost.
+        A store overrides this method to read the present inventories while no other transaction can change them. The default reads
+        them before, so a concurrent change is lost.
         """
         present = {
             usage.provider.uuid: {item.resource_class: item for item in usage.provider.inventories}
@@ -262,21 +262,21 @@ class AllocationStore(abc.ABC):
 
     @abc.abstractmethod
     def claim(self, request: ClaimRequest, companion: Companion | None = None) -> ClaimOutcome:
-        """Take the room for a new consumer, or recognise a repetition. One transaction; nothing is half taken.
+        """Takes resources for a new consumer, or recognises a repetition. One transaction: all or nothing.
 
         :raises CapacityExceeded: it does not fit; details ``provider``, ``resource_class``, ``asked``, ``free``.
         :raises ConstraintViolated: min_unit, max_unit or the step rule refuses it.
         :raises NotFound: a provider or resource class does not exist.
-        :raises ResidentsChanged: a node has another version of its residents than ``request.residents`` names.
+        :raises ResidentsChanged: the residents of a node have another version than ``request.residents``.
         :raises QuotaExceeded: a limit of the project refuses it (stores that are a :class:`QuotaStore`).
-        :raises Conflict: the consumer holds a claim of another request.
-        :raises InvalidInput: an amount that is no positive whole number, no provider, no class.
+        :raises Conflict: the consumer has a claim of another request.
+        :raises InvalidInput: an amount is no positive whole number, or there is no provider or class.
         """
 
     def claim_many(self, claims: Sequence[tuple[ClaimRequest, Companion | None]]) -> list[ClaimOutcome | BaseException]:
-        """Take the room for several new consumers; of each the outcome, or what :meth:`claim` would have raised.
+        """Takes resources for new consumers. Returns the outcome of each, or the error that :meth:`claim` would have raised.
 
-        A claim that is refused undoes no other one. A store overrides this method to make the claims in few transactions.
+        A refused claim does not undo others. A store overrides this method to make the claims in few transactions.
         """
         outcomes: list[ClaimOutcome | BaseException] = []
         for request, companion in claims:
@@ -289,27 +289,27 @@ class AllocationStore(abc.ABC):
 
     @abc.abstractmethod
     def release(self, consumer: str, transaction: Any | None = None, *, residents: Sequence[str] = ()) -> bool:
-        """Give back all that the consumer holds; False when it held nothing. Repeating it is harmless.
+        """Releases all resources of a consumer. Returns whether it had any. It can be repeated.
 
-        Inside ``transaction`` when given (stores with SHARED_TRANSACTION).
+        Uses ``transaction`` if it is given (stores with SHARED_TRANSACTION).
 
-        :param residents: nodes that an instance leaves: the version of their residents rises although the consumer may hold
+        :param residents: the nodes that an instance leaves: the version of their residents rises, even if the consumer holds
             nothing of them. Unknown nodes are ignored.
         """
 
     def release_many(self, releases: Sequence[ClaimRelease], transaction: Any | None = None) -> None:
-        """Give back all that several consumers hold, as :meth:`release` does for each of them."""
+        """Releases all resources of several consumers, as :meth:`release` does for each."""
         for each in releases:
             with acting_for(each.context):
                 self.release(each.consumer, transaction, residents=each.residents)
 
     @abc.abstractmethod
     def residents(self, provider: str, transaction: Any | None = None) -> int:
-        """The version of a node's residents. Every write that changes who holds resources of the provider raises it.
+        """Returns the version of a node's residents. Every change of the node's consumers raises it.
 
-        A reader of a node's instances reads this version first, then the instances: a claim that names this version
-        (``ClaimRequest.residents``) then succeeds only while the instances are as they were read. Read both in one
-        ``transaction``, so that both come from one server of a cluster.
+        Read the version first, and then the instances of the node. A claim with this version (``ClaimRequest.residents``) succeeds
+        only if the instances are still those that were read. Read both in one ``transaction``, so that both come from one server
+        of a cluster.
 
         :raises NotFound: there is no such provider.
         """
@@ -323,21 +323,21 @@ class AllocationStore(abc.ABC):
         after: tuple[str, str, str] | None = None,
         limit: int = 1000,
     ) -> list[AllocationItem]:
-        """Stored allocations, a page of ``limit`` after the given key (consumer, provider, resource_class).
+        """Returns stored allocations: at most ``limit`` of them after the key ``after`` (consumer, provider, resource_class).
 
-        Ordered by consumer; those of one consumer in an order of the store's own that stays the same. What is claimed or
-        released while pages are read may be in them or not; nothing else is shown twice or left out.
+        Ordered by consumer, and for each consumer in a fixed order of the store. Allocations that are made or released while pages
+        are read may be in them or not. No other allocation is missing or occurs twice.
         """
 
     @abc.abstractmethod
     def usages(
         self, *, after: str = "", limit: int = 1000, providers: Sequence[str] | None = None
     ) -> list[ProviderUsage]:
-        """Providers with inventories and use, ordered by uuid, a page of ``limit`` after the given uuid; two statements a page."""
+        """Returns providers with inventories and use, by uuid: at most ``limit`` after the uuid ``after``; two statements."""
 
     @abc.abstractmethod
     def delete_provider(self, uuid: str, transaction: Any | None = None) -> bool:
-        """Remove a provider without allocations and children; False when there is none.
+        """Deletes a provider without allocations and children. Returns whether there was one.
 
         :raises InUse: it has allocations.
         :raises HasChildren: it is the parent of others.
@@ -346,11 +346,11 @@ class AllocationStore(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A counter that disagrees with what it counts.
+    """A counter that differs from the sum of its allocations.
 
-    :param provider: its uuid; empty for an inventory or allocations of a provider that does not exist.
-    :param counted: the ``used`` that claims are decided by; None: allocations of a class of which the provider has no inventory.
-    :param held: the sum of the stored allocations, which is the truth.
+    :param provider: the uuid of the provider; empty for an inventory or allocations whose provider does not exist.
+    :param counted: the counter ``used``, which decides claims; None: there are allocations of a class, and no inventory.
+    :param held: the sum of the stored allocations, which is right.
     """
 
     provider: str
@@ -360,12 +360,15 @@ class Drift:
 
 
 class Auditable(abc.ABC):
-    """A further power of stores that keep a counter beside the allocations: derive from it and from AllocationStore."""
+    """A power of stores that keep counters beside the allocations: finds and corrects wrong counters."""
 
     @abc.abstractmethod
     def drift(self) -> list[Drift]:
-        """Every disagreement, as of one moment, ordered by provider and class. Reads all allocations: not for every minute."""
+        """Returns all wrong counters at one moment, ordered by provider and class. Reads all allocations, so call it seldom."""
 
     @abc.abstractmethod
     def recount(self, provider: str) -> bool:
-        """Set the counters of a provider to the sums of its allocations, while no claim of it runs; False when it is unknown."""
+        """Sets the counters of a provider to the sums of its allocations. Returns False if the provider is unknown.
+
+        The store keeps claims of the provider waiting meanwhile.
+        """

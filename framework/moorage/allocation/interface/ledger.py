@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumers with generations, changes of several claims at once, leases on consumers, and totals of projects."""
+"""Defines consumers with generations, changes of several claims together, expiring consumers, and totals of projects."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = [
 
 
 class Expect(enum.Enum):
-    """What a change expects of a consumer, where that is not a generation."""
+    """The state that a change expects of a consumer, if it expects no generation."""
 
-    #: Whatever is there is replaced.
+    #: Any state.
     ANYTHING = "anything"
     #: The consumer must hold nothing yet.
     NOTHING = "nothing"
@@ -39,11 +39,11 @@ class Expect(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """Who holds allocations; there is no consumer that holds none.
+    """A holder of allocations. A consumer without allocations does not exist.
 
-    :param generation: rises with every change of what it holds; 1 at first.
-    :param consumer_type: empty: not known.
-    :param updated_at: microseconds since the epoch, by the store's clock; likewise ``expires_at``, None: it never expires.
+    :param generation: rises with every change of its allocations; 1 at first.
+    :param consumer_type: empty: unknown.
+    :param updated_at: microseconds since the epoch, by the store's clock. ``expires_at`` likewise; None: it never expires.
     """
 
     uuid: str
@@ -57,7 +57,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerHolding:
-    """What a consumer holds. ``providers``: those it holds of, without inventories, by uuid."""
+    """The allocations of a consumer. ``providers``: their providers, without inventories, by uuid."""
 
     consumer: Consumer
     allocations: tuple[AllocationItem, ...]
@@ -66,7 +66,7 @@ class ConsumerHolding:
 
 @dataclass(frozen=True, slots=True)
 class ProviderHolding:
-    """Who holds what of a provider (without inventories). ``consumers``: by uuid."""
+    """The allocations of a provider (without inventories). ``consumers``: their consumers, by uuid."""
 
     provider: ResourceProvider
     allocations: tuple[AllocationItem, ...]
@@ -75,18 +75,18 @@ class ProviderHolding:
 
 @dataclass(frozen=True, slots=True)
 class AllocationChange:
-    """What a consumer shall hold from now on, in place of all that it holds.
+    """Replaces all allocations of a consumer.
 
-    :param resources: provider uuid -> resource class -> units (positive); empty: nothing, and the consumer is gone.
-    :param expected: its present generation, or an :class:`Expect`.
-    :param project: None keeps what is stored; likewise ``user``, ``consumer_type``. They are empty for a new consumer.
-    :param request_id: as in :class:`moorage.allocation.interface.ClaimRequest`: a repetition changes nothing again.
-    :param lifetime: seconds after which it may be reaped; None: it stays.
-    :param residents: as in :class:`moorage.allocation.interface.ClaimRequest`. Without a version, unknown nodes are ignored.
-    :param counts_with: the consumer that a new consumer counts together with: of both, the larger amount of each class counts
-        against the limits of their project. So an instance that moves counts once. It never changes.
-    :param enforce_quota: a limit of the project refuses the change if its project would hold more than before. Otherwise the
-        limits count the change and do not refuse it.
+    :param resources: units (positive) by provider uuid and resource class; empty: none, and the consumer is removed.
+    :param expected: the present generation of the consumer, or an :class:`Expect`.
+    :param project: None keeps the stored value; likewise ``user``, ``consumer_type``. They are empty for a new consumer.
+    :param request_id: as in :class:`moorage.allocation.interface.ClaimRequest`: a repetition changes nothing.
+    :param lifetime: seconds after which the consumer expires; None: never.
+    :param residents: as in :class:`moorage.allocation.interface.ClaimRequest`. Unknown nodes without a version are ignored.
+    :param counts_with: another consumer that counts together with a new consumer: the larger amount of each class counts against
+        the limits of their project. So an instance that moves counts once. It never changes.
+    :param enforce_quota: a limit of the project refuses the change if the project would hold more than before. Otherwise the
+        change counts and is not refused.
     """
 
     consumer: str
@@ -104,7 +104,7 @@ class AllocationChange:
 
 @dataclass(frozen=True, slots=True)
 class InventoryChange:
-    """All inventories that a provider shall have; see :meth:`ProviderCatalogue.set_inventories`."""
+    """Replaces all inventories of a provider; see :meth:`ProviderCatalogue.set_inventories`."""
 
     provider: str
     items: tuple[InventoryItem, ...]
@@ -113,7 +113,7 @@ class InventoryChange:
 
 @dataclass(frozen=True, slots=True)
 class UsageTotal:
-    """What the consumers of one type hold in all."""
+    """The sum of the allocations of all consumers of one type."""
 
     consumer_type: str
     consumers: int
@@ -121,19 +121,19 @@ class UsageTotal:
 
 
 class AllocationLedger(abc.ABC):
-    """A power of stores: claims that change."""
+    """A power of stores: changes claims."""
 
     @abc.abstractmethod
     def consumer(self, uuid: str) -> ConsumerHolding | None:
-        """What a consumer holds; None: it holds nothing, so it does not exist."""
+        """Returns the allocations of a consumer; None: it has none, so it does not exist."""
 
     @abc.abstractmethod
     def consumers(self, *, after: str = "", limit: int = 1000) -> list[Consumer]:
-        """Consumers, ordered by uuid, a page of ``limit`` after the given one."""
+        """Returns consumers, ordered by uuid: at most ``limit`` of them after the uuid ``after``."""
 
     @abc.abstractmethod
     def provider_holding(self, uuid: str) -> ProviderHolding:
-        """Who holds what of a provider.
+        """Returns the allocations of a provider.
 
         :raises NotFound: there is no such provider.
         """
@@ -142,57 +142,57 @@ class AllocationLedger(abc.ABC):
     def replace(
         self, changes: Sequence[AllocationChange], companion: Companion | None = None
     ) -> tuple[ClaimOutcome, ...]:
-        """Change what consumers hold, all in one transaction or nothing: replace, release, and moves between consumers.
+        """Changes the allocations of consumers, all in one transaction or none.
 
-        A migration moves an instance in one step with two changes: the old host's room to the migration's own uuid, the new
-        host's to the instance. What one change gives back is there for the other to take. More than there is may be held of a
-        class only when the changes as a whole lower or keep what their consumers held of it before (so that a shrunken
-        provider can be left step by step); min_unit, max_unit and the step rule hold for every amount.
+        A migration moves an instance in one step with two changes: the resources of the source go to the migration's own uuid,
+        those of the destination to the instance. One change can take what another one releases. The use of a class may exceed the
+        capacity only if the changes in sum do not raise what their consumers held of it before, so that consumers can leave a
+        provider whose capacity was reduced. min_unit, max_unit and the step rule apply to every amount.
 
-        When every change has a ``request_id`` that its consumer's last change had, it is a repetition: nothing is written and
-        what they hold is answered.
+        If each change has the ``request_id`` of its consumer's last change, the call is a repetition: nothing is written, and the
+        present allocations are returned.
 
-        :returns: what each holds now, in the order of the changes; the generation is 0 where nothing is held.
+        :returns: the allocations of each consumer now, in the order of the changes; the generation is 0 if it has none.
         :raises CapacityExceeded, ConstraintViolated: as for a claim; details ``consumer`` too.
-        :raises QuotaExceeded: as for a claim, where a change has ``enforce_quota``.
-        :raises GenerationConflict: a consumer's generation is not the expected one; details ``consumer``, ``expected``,
-            ``present`` (both None for a consumer that holds nothing).
+        :raises QuotaExceeded: as for a claim, if a change has ``enforce_quota``.
+        :raises GenerationConflict: a consumer has another generation than expected; details ``consumer``, ``expected``,
+            ``present`` (both None for a consumer without allocations).
         :raises NotFound: a provider (``details['provider']``) or class (``details['resource_class']``) does not exist.
-        :raises InvalidInput: a consumer stands twice, or an amount that is no positive whole number.
+        :raises InvalidInput: a consumer occurs twice, or an amount is no positive whole number.
         """
 
     @abc.abstractmethod
     def reshape(self, inventories: Sequence[InventoryChange], changes: Sequence[AllocationChange]) -> None:
-        """Move inventories between providers together with what is held of them, all in one transaction.
+        """Moves inventories between providers, together with their allocations, in one transaction.
 
-        Capacity is checked against the new inventories; a class that loses its inventory must be left by the changes. The
-        generation of each provider rises as with Placement's reshaper: once for joining the old and the new inventories (if
-        there are new ones), once for what is held of it (if that changes), once for the new inventories alone.
+        Capacity is checked against the new inventories. If a provider loses an inventory, the changes must remove all allocations
+        of it. The generation of each provider rises as with Placement's reshaper: once for the union of the old and the new
+        inventories (if there are new ones), once for its allocations (if they change), and once for the new inventories alone.
 
-        :raises GenerationConflict: of a provider or a consumer.
-        :raises InUse: an inventory would vanish that consumers outside of the changes hold.
+        :raises GenerationConflict: a provider or a consumer has another generation than expected.
+        :raises InUse: an inventory would be removed that consumers outside of the changes hold.
         """
 
     @abc.abstractmethod
     def project_usages(
         self, project: str, *, user: str | None = None, consumer_type: str | None = None
     ) -> list[UsageTotal]:
-        """What the consumers of a project hold, by their type (empty: not known), ordered by it."""
+        """Returns the use of a project by consumer type (empty: unknown), ordered by type."""
 
     @abc.abstractmethod
     def renew(self, consumer: str, lifetime: float | None) -> bool:
-        """Let a consumer expire so many seconds from now by the store's clock; None: never (the claim is confirmed).
+        """Sets a consumer's lifetime, in seconds from now by the store's clock; None: it never expires (the claim is confirmed).
 
-        False when it holds nothing (any more): a consumer that renews too late has lost its claim.
+        Returns False if the consumer has no allocations: a consumer that renews too late has lost its claim.
         """
 
     @abc.abstractmethod
     def expire(self, limit: int = 100) -> list[str]:
-        """Release up to ``limit`` consumers whose lifetime is over by the store's clock; their uuids.
+        """Releases up to ``limit`` consumers that have expired by the store's clock. Returns their uuids.
 
-        The condition is asked again in the statement that releases: who was renewed meanwhile stays.
+        The statement that releases checks the condition again, so consumers that were renewed meanwhile stay.
         """
 
     def has_expired(self) -> bool:
-        """Whether the lifetime of any consumer may be over, so that :meth:`expire` must be called. By default always True."""
+        """Returns whether any consumer may have expired, so that :meth:`expire` must be called. True by default."""
         return True

@@ -16,11 +16,11 @@ SHARES: Final = "MISC_SHARES_VIA_AGGREGATE"
 
 
 class PoolSource(abc.ABC):
-    """A power of stores: who shares with whom."""
+    """A power of stores: finds the sharing providers of providers."""
 
     @abc.abstractmethod
     def pools(self, providers: Sequence[str]) -> Mapping[str, tuple[ProviderUsage, ...]]:
-        """The sharing providers that each of the given providers may take of, ordered by uuid; itself is none of them.
+        """Returns the other sharing providers from which each provider may take resources, ordered by uuid.
 
-        Who may take of none is not named. At most five statements, and one where nothing shares.
+        Providers that may use none are absent. At most five statements, and one if there are no sharing providers.
         """

@@ -12,14 +12,13 @@ __all__ = ["TreeSource"]
 
 
 class TreeSource(abc.ABC):
-    """A power of stores: which providers are below which."""
+    """A power of stores: finds the providers below others."""
 
     @abc.abstractmethod
     def nested(self, roots: Sequence[str]) -> Mapping[str, tuple[ProviderUsage, ...]]:
-        """Reads all providers below each of the given roots, in the order of their creation, with inventories and use.
+        """Reads all providers below each of the roots, in the order of their creation, with inventories and use.
 
-        A root with none below it is not named, nor is a provider that is no root. Three statements, and one where nothing is
-        below any root.
+        Roots without such providers, and providers that are no roots, are absent. Three statements, and one if no root has any.
         """
 
     @abc.abstractmethod

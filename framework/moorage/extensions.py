@@ -47,7 +47,7 @@ _last: tuple[object, Any, dict[str, Sequence[importlib.metadata.EntryPoint]]] = 
 
 
 def entry_points(group: str) -> Sequence[importlib.metadata.EntryPoint]:
-    """The entry points of a group of all installed distributions.
+    """Returns the entry points of a group of all installed distributions.
 
     They are read again when a file that holds some is another one, or changed. Reading takes about 0.1 ms for each distribution
     that is installed, and a service asks some thirty times while it starts; looking takes a tenth of that.
@@ -59,7 +59,7 @@ def entry_points(group: str) -> Sequence[importlib.metadata.EntryPoint]:
 
 
 def groups() -> frozenset[str]:
-    """The groups that there are entry points in."""
+    """Returns the groups that there are entry points in."""
     return frozenset(_read()[1].groups)
 
 
@@ -190,7 +190,7 @@ class SurveyResult:
     warning: str = ""
 
     def sentence(self) -> str:
-        """The whole finding as text for a log or an error."""
+        """Returns the whole finding as text for a log or an error."""
         owner = f" of {self.distribution} {self.version}".rstrip() if self.distribution else ""
         said = " ".join(filter(None, (self.problem, self.remedy, self.warning)))
         return f"plugin '{self.name}'{owner} in group {self.group}: {said}"
@@ -235,7 +235,7 @@ class Loaded(Generic[T]):
             ) from error
 
     def build(self, *arguments: Any, **options: Any) -> T:
-        """An object of the class, made with what the interface says its constructor is given.
+        """Returns an object of the class, made with what the interface says its constructor is given.
 
         :raises PluginLoadError: the constructor raised; for what passes as it is see :meth:`building`.
         """
@@ -268,7 +268,7 @@ class ExtensionPoint(Generic[T]):
         return found
 
     def chosen(self, conf: Any) -> list[Loaded[T]]:
-        """The plugins that the option names, one or a list.
+        """Returns the plugins that the option names, one or a list.
 
         :param conf: the configuration (an oslo.config ``ConfigOpts``).
         :raises PluginLoadError: one cannot be used; see :meth:`load`.
@@ -287,7 +287,7 @@ class ExtensionPoint(Generic[T]):
         return [self._examine(name, installed.get(name, []))[0] for name in wanted]
 
     def load(self, name: str) -> Loaded[T]:
-        """The plugin class of that name.
+        """Returns the plugin class of that name.
 
         :raises PluginLoadError: it is missing, broken, claimed twice, of the wrong type or of another api_version.
         :raises PluginTimeout: its import did not end in time; a later try may succeed.
@@ -313,7 +313,7 @@ class ExtensionPoint(Generic[T]):
         return loaded
 
     def load_all(self, names: Sequence[str]) -> list[Loaded[T]]:
-        """All the named plugins, in that order; everything is checked before anything is returned.
+        """Returns all the named plugins, in that order; everything is checked before anything is returned.
 
         :raises PluginLoadError: one or more cannot be used; the message lists every one of them.
         :raises PluginTimeout: the import of one did not end in time; a later try may succeed.
@@ -514,7 +514,7 @@ def _warn(finding: SurveyResult) -> None:
 
 
 def _only_its_author_can_mend(point: importlib.metadata.EntryPoint, failure: BaseException) -> bool:
-    """Whether an import fails wherever it is tried: the code is none, or lacks what it says that it has."""
+    """Returns whether an import fails wherever it is tried: the code is none, or lacks what it says that it has."""
     if isinstance(failure, ImportError):
         lacking = failure.name or ""
     elif isinstance(failure, AttributeError):

@@ -38,12 +38,12 @@ def list_opts() -> Sequence[tuple[str | None, Sequence[cfg.Opt]]]:
 
 
 def problems() -> list[str]:
-    """A sentence for each part that cannot be used, or whose options cannot be read; empty when all can."""
+    """Returns a sentence for each part that cannot be used, or whose options cannot be read; empty when all can."""
     return [*part.problems(), *(problem for each in part.parts() for _, problem in [_read(each)] if problem)]
 
 
 def _read(brought: part.InstalledPart) -> tuple[_Sets, str]:
-    """The options of a part, and a sentence on why they cannot be read."""
+    """Returns the options of a part, and a sentence on why they cannot be read."""
     module = brought.declared.options
     if not module:
         return [], ""
@@ -64,7 +64,7 @@ def _read(brought: part.InstalledPart) -> tuple[_Sets, str]:
 
 
 def defaults(**sections: Mapping[str, Any]) -> cfg.ConfigOpts:
-    """A configuration with the defaults of all options, for programs and tests that read no files.
+    """Returns a configuration with the defaults of all options, for programs and tests that read no files.
 
     :param sections: what shall be otherwise: ``scheduling={"enabled_filters": ["capacity"]}``.
     :raises ConfigError: there is no such option, or it cannot have that value.

@@ -109,7 +109,7 @@ _last: tuple[Sequence[importlib.metadata.EntryPoint], Sequence[InstalledPart], S
 
 
 def parts() -> Sequence[InstalledPart]:
-    """All parts that are installed: Moorage's first, each by name.
+    """Returns all parts that are installed: Moorage's first, each by name.
 
     A part of another distribution that cannot be used is left out. The log says so once.
 
@@ -119,7 +119,7 @@ def parts() -> Sequence[InstalledPart]:
 
 
 def problems() -> Sequence[str]:
-    """A sentence for each part that cannot be used; empty when all can."""
+    """Returns a sentence for each part that cannot be used; empty when all can."""
     return _read()[1]
 
 

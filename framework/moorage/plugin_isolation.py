@@ -105,7 +105,7 @@ def format_exception(error: BaseException) -> str:
 
 
 def _may_be_the_users() -> bool:
-    """Whether Ctrl-C raises in this thread: only in the main one, and not where a handler of ours takes it."""
+    """Returns whether Ctrl-C raises in this thread: only in the main one, and not where a handler of ours takes it."""
     return threads.in_main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

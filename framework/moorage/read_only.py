@@ -64,7 +64,7 @@ _SCALARS = frozenset({int, str, float, bool, type(None)})
 
 
 def frozen(value: Any) -> Any:
-    """The value, with every mapping, list, set and array inside of it read-only."""
+    """Returns the value, with every mapping, list, set and array inside of it read-only."""
     if type(value) in _SCALARS:
         return value
     if isinstance(value, Mapping):
@@ -79,7 +79,7 @@ def frozen(value: Any) -> Any:
 
 
 def frozen_mapping(value: Mapping[Any, Any]) -> FrozenDict:
-    """A read-only copy of the mapping and of everything inside of it; what is read-only already is not copied."""
+    """Returns a read-only copy of the mapping and of everything inside of it; what is read-only already is not copied."""
     if type(value) is FrozenDict:
         return value
     scalars = _SCALARS
@@ -87,7 +87,7 @@ def frozen_mapping(value: Mapping[Any, Any]) -> FrozenDict:
 
 
 def frozen_array(array: npt.NDArray[_Type]) -> npt.NDArray[_Type]:
-    """A read-only view of the array; a read-only array itself."""
+    """Returns a read-only view of the array; a read-only array itself."""
     if array.flags.writeable:
         array = array.view()
         array.flags.writeable = False

@@ -93,7 +93,7 @@ def _function(name: str) -> _HashFunction:
 
 
 def position_of(key: str | bytes, hash_function: str = "md5") -> int:
-    """The position of a key, the same on every ring of that hash function; may be stored with the object."""
+    """Returns the position of a key, the same on every ring of that hash function; may be stored with the object."""
     function = _function(hash_function)
     return function.one(_encoded(key)) >> (function.bits - POSITION_BITS)
 
@@ -172,15 +172,15 @@ class Ring(Generic[Member]):
         return summary.hexdigest()
 
     def position(self, key: str | bytes) -> int:
-        """The key's position on this ring, 0 <= p < POSITION_COUNT."""
+        """Returns the key's position on this ring, 0 <= p < POSITION_COUNT."""
         return self._function.one(_encoded(key)) >> self._shift
 
     def positions(self, keys: Sequence[str | bytes]) -> Positions:
-        """The positions of many keys, in their order."""
+        """Returns the positions of many keys, in their order."""
         return self._function.positions(keys)
 
     def owner(self, key: str | bytes) -> Member:
-        """The member that owns the key.
+        """Returns the member that owns the key.
 
         :raises Unavailable: the ring has no members.
         """
@@ -205,7 +205,7 @@ class Ring(Generic[Member]):
         return self._owners[places]
 
     def owners(self, keys: Sequence[str | bytes]) -> list[Member]:
-        """The owners of the keys, in their order.
+        """Returns the owners of the keys, in their order.
 
         :raises Unavailable: the ring has no members.
         """
@@ -214,7 +214,7 @@ class Ring(Generic[Member]):
     def subset(
         self, items: Sequence[Item], member: Member, key: Callable[[Item], str | bytes] | None = None
     ) -> list[Item]:
-        """The items that the member owns, in their order; none when it is not a member.
+        """Returns the items that the member owns, in their order; none when it is not a member.
 
         :param key: gives an item's key; without it the items are the keys.
         """
@@ -248,7 +248,7 @@ class Ring(Generic[Member]):
         return found
 
     def shares(self) -> dict[Member, float]:
-        """The part of the positions that each member owns; the parts add up to 1 (none without members)."""
+        """Returns the part of the positions that each member owns; the parts add up to 1 (none without members)."""
         if not self._members:
             return {}
         edges = [0, *self._points.tolist(), POSITION_COUNT]

@@ -78,7 +78,7 @@ class Event(Protocol):
     """A flag to wait for, as :class:`threading.Event`."""
 
     def is_set(self) -> bool:
-        """Whether the flag is set."""
+        """Returns whether the flag is set."""
 
     def set(self) -> None:
         """Set the flag and wake every thread that waits."""
@@ -125,10 +125,10 @@ class Queue(Protocol[T]):
         """Remove the first item; raises :class:`Empty` when there is none now."""
 
     def qsize(self) -> int:
-        """How many items wait, about."""
+        """Returns how many items wait, about."""
 
     def empty(self) -> bool:
-        """Whether no item waits, about."""
+        """Returns whether no item waits, about."""
 
 
 class Thread(Protocol):
@@ -147,7 +147,7 @@ class Thread(Protocol):
         """Wait until the thread has ended, at most ``timeout`` seconds."""
 
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """Returns whether the thread runs."""
 
 
 class _SignalEvent(threading.Event):
@@ -169,35 +169,35 @@ class Primitives:
     def thread(
         self, target: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, daemon: bool
     ) -> Thread:
-        """A thread that was not started yet."""
+        """Returns a thread that was not started yet."""
         return threading.Thread(target=target, args=args, kwargs=kwargs, name=name, daemon=daemon)
 
     def lock(self) -> Lock:
-        """A lock."""
+        """Returns a lock."""
         return threading.Lock()
 
     def rlock(self) -> Lock:
-        """A lock that its owner may take again."""
+        """Returns a lock that its owner may take again."""
         return threading.RLock()
 
     def condition(self) -> Condition:
-        """A condition with a lock of its own, which its owner may not take again."""
+        """Returns a condition with a lock of its own, which its owner may not take again."""
         return threading.Condition(threading.Lock())
 
     def event(self) -> Event:
-        """An event, not set."""
+        """Returns an event, not set."""
         return threading.Event()
 
     def signal_event(self) -> Event:
-        """An event that a signal handler may set. Wait for it with a timeout."""
+        """Returns an event that a signal handler may set. Wait for it with a timeout."""
         return _SignalEvent()
 
     def semaphore(self, value: int) -> Semaphore:
-        """A semaphore that begins at ``value``."""
+        """Returns a semaphore that begins at ``value``."""
         return threading.Semaphore(value)
 
     def queue(self, limit: int) -> Queue[Any]:
-        """A queue; ``limit`` 0 is none."""
+        """Returns a queue; ``limit`` 0 is none."""
         return queue_module.Queue(limit) if limit else queue_module.SimpleQueue()
 
     def local(self) -> Any:
@@ -205,15 +205,15 @@ class Primitives:
         return threading.local()
 
     def current(self) -> Thread:
-        """The thread that calls."""
+        """Returns the thread that calls."""
         return threading.current_thread()
 
     def identity(self) -> int:
-        """The number of the thread that calls."""
+        """Returns the number of the thread that calls."""
         return threading.get_ident()
 
     def in_main_thread(self) -> bool:
-        """Whether the process's main thread calls."""
+        """Returns whether the process's main thread calls."""
         return threading.current_thread() is threading.main_thread()
 
 
@@ -256,7 +256,7 @@ def thread(
     kwargs: Mapping[str, Any] | None = None,
     daemon: bool = True,
 ) -> Thread:
-    """A thread that was not started yet; by default it does not hold up the end of the process."""
+    """Returns a thread that was not started yet; by default it does not hold up the end of the process."""
     return _primitives.thread(target, args, kwargs or {}, name, daemon)
 
 
@@ -277,37 +277,37 @@ def try_start(target: Callable[..., object], *, name: str, args: tuple[Any, ...]
 
 
 def lock() -> Lock:
-    """A lock."""
+    """Returns a lock."""
     return _primitives.lock()
 
 
 def rlock() -> Lock:
-    """A lock that its owner may take again."""
+    """Returns a lock that its owner may take again."""
     return _primitives.rlock()
 
 
 def condition() -> Condition:
-    """A condition with a lock of its own, which its owner may not take again."""
+    """Returns a condition with a lock of its own, which its owner may not take again."""
     return _primitives.condition()
 
 
 def event() -> Event:
-    """An event, not set."""
+    """Returns an event, not set."""
     return _primitives.event()
 
 
 def signal_event() -> Event:
-    """An event that a signal handler may set. Wait for it with a timeout."""
+    """Returns an event that a signal handler may set. Wait for it with a timeout."""
     return _primitives.signal_event()
 
 
 def semaphore(value: int) -> Semaphore:
-    """A semaphore that begins at ``value``."""
+    """Returns a semaphore that begins at ``value``."""
     return _primitives.semaphore(value)
 
 
 def queue(limit: int = 0) -> Queue[Any]:
-    """A queue of at most ``limit`` items; 0 is no limit."""
+    """Returns a queue of at most ``limit`` items; 0 is no limit."""
     return _primitives.queue(limit)
 
 
@@ -317,15 +317,15 @@ def local() -> Any:
 
 
 def current() -> Thread:
-    """The thread that calls."""
+    """Returns the thread that calls."""
     return _primitives.current()
 
 
 def identity() -> int:
-    """The number of the thread that calls."""
+    """Returns the number of the thread that calls."""
     return _primitives.identity()
 
 
 def in_main_thread() -> bool:
-    """Whether the process's main thread calls."""
+    """Returns whether the process's main thread calls."""
     return _primitives.in_main_thread()

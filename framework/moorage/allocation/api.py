@@ -99,7 +99,7 @@ _USAGES = {
 
 
 def routes(store: AllocationStore) -> Sequence[Route]:
-    """The routes over a store."""
+    """Returns the routes over a store."""
 
     def list_allocations(request: Request) -> Response:
         limit = int(request.query.get("limit", _PAGE))
@@ -186,7 +186,7 @@ def _shown(usage: ProviderUsage) -> dict[str, Any]:
 
 
 def show_inventories(usage: ProviderUsage) -> list[dict[str, Any]]:
-    """The inventories of a provider as :data:`INVENTORY_FIELDS` says."""
+    """Returns the inventories of a provider as :data:`INVENTORY_FIELDS` says."""
     return [
         {
             "resource_class": item.resource_class,

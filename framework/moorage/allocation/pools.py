@@ -54,7 +54,7 @@ class PoolKeeper:
         self._catalogue: ProviderCatalogue = store
 
     def list(self) -> Sequence[Pool]:
-        """All pools, ordered by uuid; two statements and one for each pool."""
+        """Returns all pools, ordered by uuid; two statements and one for each pool."""
         found = self._catalogue.find_providers(ProviderFilter(required=(frozenset({SHARES}),)))
         return [self._shown(each.uuid) for each in found if not each.can_host]
 

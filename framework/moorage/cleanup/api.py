@@ -134,7 +134,7 @@ def routes(
     types: Sequence[str],
     blocked_reason: Callable[[str], str] = lambda resource_type: "",
 ) -> Sequence[Route]:
-    """The routes, over the store and a way to the schedulers.
+    """Returns the routes, over the store and a way to the schedulers.
 
     :param types: of resources that are cleaned (``[cleanup] enabled_handlers``).
     :param blocked_reason: why resources of a type are not cleaned at present.

@@ -62,7 +62,7 @@ class Policy:
 
     @classmethod
     def from_config(cls, section: object) -> Policy:
-        """The policy of the ``[cleanup]`` section.
+        """Returns the policy of the ``[cleanup]`` section.
 
         :raises ConfigError: a limit is no positive number.
         """
@@ -340,7 +340,7 @@ class Cleaner:
         return left
 
     def _sort_out(self, handler: CleanupHandler, claimed: Claimed) -> tuple[list[CleanLease], Counter[str]]:
-        """Those to be cleaned; the others are ended, or (when no cleaner survives them) put aside."""
+        """Returns those to be cleaned; the others are ended, or (when no cleaner survives them) put aside."""
         ready: list[CleanLease] = []
         stale: dict[str, list[CleanLease]] = {}
         done: Counter[str] = Counter()
@@ -483,5 +483,5 @@ class Cleaner:
 
 
 def _makes_sense(answer: Any) -> bool:
-    """Whether a handler answered what its interface asks for; it may not be ours, and not be checked by types."""
+    """Returns whether a handler answered what its interface asks for; it may not be ours, and not be checked by types."""
     return isinstance(answer, Outcome) and type(answer.result) is Disposition

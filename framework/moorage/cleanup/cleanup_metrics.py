@@ -40,7 +40,7 @@ class CleanupCollector:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The metrics; none when the store is away."""
+        """Returns the metrics; none when the store is away."""
         rows = GaugeMetricFamily(
             "moorage_workers", "Operations in progress", labels=["resource_type", "status", "phase"]
         )

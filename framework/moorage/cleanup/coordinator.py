@@ -46,7 +46,7 @@ class CleanupFilter:
     resource_id: str | None = None
 
     def match(self, row: Service) -> bool:
-        """Whether the service is meant, but for ``is_up``."""
+        """Returns whether the service is meant, but for ``is_up``."""
         wanted = (
             (self.service, self.service in (row.uuid, str(row.id))),
             (self.cluster, self.cluster == row.cluster or self.cluster == (row.cluster or "").partition("@")[0]),

@@ -66,7 +66,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def connection(arguments: argparse.Namespace) -> client.Client:
-    """The client that the options describe.
+    """Returns the client that the options describe.
 
     :raises ConfigError: nothing says where the control plane is, or the state folder is not one.
     """
@@ -119,7 +119,7 @@ class LocalCommand(command.Command):
             return self.status_of(error)
 
     def status_of(self, error: errors.MoorageError) -> int:
-        """The exit status for a known error."""
+        """Returns the exit status for a known error."""
         return 1
 
 
@@ -215,7 +215,7 @@ def one(data: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
 
 
 def time_text(micros: int | None) -> str:
-    """A time for people, in UTC; empty where there is none.
+    """Returns a time for people, in UTC; empty where there is none.
 
     :param micros: microseconds since the Unix epoch, as the API has all times; 0 is none too.
     """
@@ -225,7 +225,7 @@ def time_text(micros: int | None) -> str:
 
 
 def _shown(name: str, value: Any) -> Any:
-    """A value of the API as a cell; names of times end in ``_at``."""
+    """Returns a value of the API as a cell; names of times end in ``_at``."""
     value = _with_times(name, value)
     if isinstance(value, dict | list):
         return json.dumps(value, sort_keys=True)

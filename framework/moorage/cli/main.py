@@ -32,7 +32,7 @@ class _Installed:
         self.value = value
 
     def load(self) -> Any:
-        """The class.
+        """Returns the class.
 
         :raises PluginLoadError: it is broken, or two distributions bring it.
         """

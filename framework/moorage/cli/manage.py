@@ -30,7 +30,7 @@ __all__ = ["main", "make_parser"]
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line, for completion and the manual too."""
+    """Returns the command line, for completion and the manual too."""
     parser = argparse.ArgumentParser(
         prog="moorage-manage", description="Manage the database and the users of a control plane."
     )

@@ -30,7 +30,7 @@ def write(out: TextIO, commands: Mapping[str, Sequence[metadata.EntryPoint]], ow
 
 @functools.cache
 def _descriptions(module: str) -> Mapping[str, str]:
-    """The first line of the docstring of each class in a module's source; nothing where the source cannot be read."""
+    """Returns the first line of the docstring of each class in a module's source; nothing where the source cannot be read."""
     try:
         spec = importlib.util.find_spec(module)
         source = Path((spec and spec.origin) or "").read_text(encoding="utf-8")

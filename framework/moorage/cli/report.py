@@ -39,7 +39,7 @@ class ReportProgress:
 
 
 def readable(report: ReplayReport) -> str:
-    """The report as text."""
+    """Returns the report as text."""
     lines = [
         f"{report.requests} requests on {report.hosts} nodes in {report.seconds:.1f} s",
         f"  placed          {report.placed}  ({report.claims_per_s:.0f} per second)",

@@ -154,7 +154,7 @@ def _look(part: InstalledPart, function: str, checks: Checks) -> upgradecheck.Re
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line, for completion and the manual too."""
+    """Returns the command line, for completion and the manual too."""
     made = argparse.ArgumentParser(prog="moorage-status", description="Look for what stands in the way of an upgrade.")
     made.add_argument("--config-file", action="append", default=[], help="may be repeated; later ones win")
     made.add_argument("--state-dir", help="wins over [control_plane] state_dir")

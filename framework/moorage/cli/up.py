@@ -71,7 +71,7 @@ class LaunchPlan:
         return found
 
     def load(self) -> cfg.ConfigOpts:
-        """The configuration of the plan, not checked."""
+        """Returns the configuration of the plan, not checked."""
         return config.load(files=self.config_files, state_dir=str(self.state_dir), overrides=self.overrides)
 
     def arguments(self) -> list[str]:
@@ -106,7 +106,7 @@ class ControlPlane:
         return f"http://{shown}:{port}"
 
     def load(self) -> Any:
-        """The configuration of this plan, with everything checked that a start would refuse.
+        """Returns the configuration of this plan, with everything checked that a start would refuse.
 
         All processes, also those that are restarted later, get a copy of exactly what was checked.
         """
@@ -254,13 +254,13 @@ def _chooses_no_coordination(plan: LaunchPlan) -> bool:
 
 
 def _says(conf: cfg.ConfigOpts, group: str, option: str) -> bool:
-    """Whether a file or the command line sets an option."""
+    """Returns whether a file or the command line sets an option."""
     found = conf.get_location(option, group)
     return found is None or found.location is not cfg.Locations.opt_default
 
 
 def enrols(plan: LaunchPlan) -> bool:
-    """Whether the one agent of the plan makes the node of this machine: its driver sees the machine.
+    """Returns whether the one agent of the plan makes the node of this machine: its driver sees the machine.
 
     :raises ConfigError: the driver cannot be used, or several agents would each enrol the one machine.
     """

@@ -25,7 +25,7 @@ class Requester(Protocol):
     """How a request is made: :meth:`moorage.client.Client.raw` bound to a mount, or what one writes around one's own session."""
 
     def __call__(self, method: str, path: str, query: Sequence[tuple[str, str]], headers: Mapping[str, str]) -> Any:
-        """The JSON of the answer; raises :class:`moorage.errors.MoorageError` when there is none."""
+        """Returns the JSON of the answer; raises :class:`moorage.errors.MoorageError` when there is none."""
 
 
 class Baremetal:
@@ -91,7 +91,7 @@ class ShardConsumer:
         self._baremetal = baremetal
 
     def nodes(self, fields: Sequence[str] = ("uuid", "name")) -> Iterator[dict[str, Any]]:
-        """The nodes of the shard.
+        """Returns the nodes of the shard.
 
         :raises UnsupportedVersion: the server does not know shards.
         :raises Conflict: the server answered with a node of another shard.
@@ -106,7 +106,7 @@ class ShardConsumer:
             yield node
 
     def ports(self, fields: Sequence[str] = ("uuid", "address", "node_uuid")) -> Iterator[dict[str, Any]]:
-        """The ports of the shard's nodes.
+        """Returns the ports of the shard's nodes.
 
         :raises Conflict: the server answered with a port of a node of another shard.
         """
@@ -149,7 +149,7 @@ def add_shards(connection: Any) -> Any:
 
 
 def refused(answer: Any) -> errors.MoorageError:
-    """The error that an answer of the dialect tells of."""
+    """Returns the error that an answer of the dialect tells of."""
     message = f"The server answered {answer.status_code}."
     try:
         inner = answer.json()["error_message"]
@@ -164,7 +164,7 @@ def refused(answer: Any) -> errors.MoorageError:
 
 
 def errors_of(text: Any) -> str:
-    """The message inside of Ironic's two layers of JSON."""
+    """Returns the message inside of Ironic's two layers of JSON."""
     inner = json.loads(text) if isinstance(text, str) else text
     return str(inner["faultstring"])
 

@@ -63,7 +63,7 @@ class ReplayReport:
     fill: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON data."""
+        """Returns the report as JSON data."""
         return asdict(self)
 
     @property

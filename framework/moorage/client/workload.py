@@ -46,7 +46,7 @@ class WorkloadRequest:
 
 
 def read_requests(path: Path) -> list[WorkloadRequest]:
-    """All requests of a file, by arrival.
+    """Returns all requests of a file, by arrival.
 
     :raises InvalidInput: the file cannot be read or a line is wrong; says which line and what.
     """

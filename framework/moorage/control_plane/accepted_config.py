@@ -78,7 +78,7 @@ class AcceptedCopy:
         self.folder = folder
 
     def environment(self) -> dict[str, str]:
-        """The variable that makes a role's process read this copy only."""
+        """Returns the variable that makes a role's process read this copy only."""
         return {_CHILD: str(self.folder)}
 
     def store(self, contents: Contents) -> None:
@@ -107,7 +107,7 @@ class AcceptedCopy:
                 shutil.rmtree(each, ignore_errors=True)
 
     def files(self) -> list[str]:
-        """The files of the copy in their order.
+        """Returns the files of the copy in their order.
 
         :raises ConfigError: there is no copy.
         """
@@ -134,7 +134,7 @@ class AcceptedCopy:
             os.replace(note.with_suffix(".new"), note)
 
     def warning(self, reason: str = "") -> str:
-        """A sentence that says which copy is used and why; empty when the deployer's files were not refused."""
+        """Returns a sentence that says which copy is used and why; empty when the deployer's files were not refused."""
         with contextlib.suppress(OSError):
             reason = reason or (self.folder / "refused").read_text(encoding="utf-8")
         if not reason:
@@ -184,7 +184,7 @@ class ConfigSource:
         self._read: Contents = ()
 
     def load(self) -> cfg.ConfigOpts:
-        """The configuration to use now.
+        """Returns the configuration to use now.
 
         :raises ConfigError: it cannot be used.
         """
@@ -236,7 +236,7 @@ class ConfigSource:
         return state_dir / "accepted" / self._owner
 
     def _written_state_dir(self) -> str:
-        """The state folder that the files name. They may be wrong elsewhere, so they are searched for this one line."""
+        """Returns the state folder that the files name. They may be wrong elsewhere, so they are searched for this one line."""
         found = _DEFAULT_STATE_DIR
         for file in config_files.chosen(self._files):
             with contextlib.suppress(OSError):

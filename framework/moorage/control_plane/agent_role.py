@@ -42,7 +42,7 @@ _LEAST = 1.0
 
 
 def chosen_by(host: str, my_shard: str | None) -> dict[str, str]:
-    """The column and value that the nodes of an agent have: those of its shard where it has one, else those of its host.
+    """Returns the column and value that the nodes of an agent have: those of its shard where it has one, else those of its host.
 
     :raises ConfigError: ``my_shard`` is no name of a shard; it is not taken for "everything".
     """

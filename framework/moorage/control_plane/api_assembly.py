@@ -93,7 +93,7 @@ _SPARE = 30.0
 
 
 def living(registry: ServiceRegistry, observer: LivenessObserver) -> list[tuple[Service, bool]]:
-    """All services, each with whether it is up."""
+    """Returns all services, each with whether it is up."""
     rows = registry.list()
     up = observer.observe(rows)
     return [(row, up[row.uuid]) for row in rows]
@@ -132,7 +132,7 @@ class ApiAssembly:
         self._tail.stop()
 
     def mounts(self, conf: cfg.ConfigOpts) -> Mapping[str, Wsgi]:
-        """All applications by prefix: the core, the enabled dialects, ``/healthcheck``, ``/metrics``.
+        """Returns all applications by prefix: the core, the enabled dialects, ``/healthcheck``, ``/metrics``.
 
         :raises ConfigError: the configuration or a plugin cannot be used.
         """

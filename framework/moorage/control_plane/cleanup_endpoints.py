@@ -48,7 +48,7 @@ _SWEEPS = 3
 
 
 def check(conf: cfg.ConfigOpts) -> Sequence[Loaded[CleanupHandler]]:
-    """The enabled handlers; refuses a configuration that no agent could clean with.
+    """Returns the enabled handlers; refuses a configuration that no agent could clean with.
 
     :raises ConfigError: a handler or a number cannot be used, or an option names a type that no installed handler cleans.
     """

@@ -97,7 +97,7 @@ def _follow_state_dir(conf: cfg.ConfigOpts) -> None:
 
 
 def _literal(text: str) -> str:
-    """A value in which oslo.config finds no names of other options."""
+    """Returns a value in which oslo.config finds no names of other options."""
     return text.replace("$", "$$")
 
 

@@ -21,7 +21,7 @@ _MARKS = ((codecs.BOM_UTF8, "UTF-8"), (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.B
 
 
 def chosen(files: Sequence[str], *, alone: bool = False) -> list[str]:
-    """The files that are read: the given ones, or those of /etc/moorage and the like; then those of moorage.conf.d.
+    """Returns the files that are read: the given ones, or those of /etc/moorage and the like; then those of moorage.conf.d.
 
     :param alone: only the given ones.
     """
@@ -34,7 +34,7 @@ def chosen(files: Sequence[str], *, alone: bool = False) -> list[str]:
 
 
 def section_of(group: Any) -> str:
-    """The section in which the options of a group stand.
+    """Returns the section in which the options of a group stand.
 
     :param group: its name or an oslo.config group; None for the options without a group.
     """

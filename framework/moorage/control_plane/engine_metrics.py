@@ -43,7 +43,7 @@ class EngineCollector:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The metrics; none when the store is away."""
+        """Returns the metrics; none when the store is away."""
         try:
             found = [*self._of_tasks(), *self._of_rings()]
         except errors.MoorageError as error:

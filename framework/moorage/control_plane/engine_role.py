@@ -68,5 +68,5 @@ class _Ping:
 
     @rpc_method
     def ping(self) -> Mapping[str, str]:
-        """An answer."""
+        """Returns an answer."""
         return {"answer": "pong"}

@@ -89,7 +89,7 @@ class EvacuateHosts(PeriodicTask):
         return True
 
     def _left(self, host: str) -> Iterator[Instance]:
-        """The instances of a host that are to run."""
+        """Returns the instances of a host that are to run."""
         after = ""
         while page := self._instances.list(after=after, limit=_PAGE, host=host):
             after = page[-1].uuid

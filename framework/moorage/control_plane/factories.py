@@ -77,7 +77,7 @@ def check_quota_source(conf: cfg.ConfigOpts) -> None:
 
 
 def open_quota_source(conf: cfg.ConfigOpts) -> QuotaSource | None:
-    """The quota source that the configuration names; None where limits are set by hand."""
+    """Returns the quota source that the configuration names; None where limits are set by hand."""
     name = conf.quota.source
     return QUOTA_SOURCES.load(name).build(conf=conf) if name else None
 
@@ -91,12 +91,12 @@ def load_store(conf: cfg.ConfigOpts, database: Database, clock: Clock) -> Alloca
 
 
 def open_store(platform: Platform, conf: cfg.ConfigOpts) -> AllocationStore:
-    """The allocation store that the configuration names."""
+    """Returns the allocation store that the configuration names."""
     return load_store(conf, platform.database, platform.clock)
 
 
 def open_detectors(platform: Platform, conf: cfg.ConfigOpts) -> list[OrphanDetector]:
-    """The detectors of orphans that the configuration names."""
+    """Returns the detectors of orphans that the configuration names."""
     found: list[OrphanDetector] = []
     for each in DETECTORS.load_all(conf.allocation.orphan_detectors):
         found.append(each.build(conf=conf, database=platform.database, clock=platform.clock))
@@ -104,13 +104,13 @@ def open_detectors(platform: Platform, conf: cfg.ConfigOpts) -> list[OrphanDetec
 
 
 def open_instances(platform: Platform, conf: cfg.ConfigOpts) -> InstanceStore:
-    """The store of instances that the configuration names."""
+    """Returns the store of instances that the configuration names."""
     loaded = INSTANCE_STORES.load(conf.control_plane.instance_store)
     return loaded.build(conf=conf, database=platform.database, clock=platform.clock)
 
 
 def open_workers(platform: Platform, conf: cfg.ConfigOpts) -> SqlOperationStore:
-    """The leases of operations."""
+    """Returns the leases of operations."""
     return SqlOperationStore(platform.database, lease_seconds=conf.cleanup.lease_seconds, clock=platform.clock)
 
 

@@ -47,7 +47,7 @@ class FleetAudit:
     step_rule: str = "seed"
 
     def checks(self) -> Sequence[Check]:
-        """The checks, for :func:`moorage.allocation.audit.audit`."""
+        """Returns the checks, for :func:`moorage.allocation.audit.audit`."""
         return (self.providers_without_nodes, self.nodes_without_providers, self.instances_without_allocation)
 
     # -- nodes and providers --------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class FleetAudit:
                     yield self._instance_without_allocation(instance, repair)
 
     def _unclaimed(self, uuid: str) -> Instance | None:
-        """The instance, if it still holds nothing: neither deleted nor changed between the two reads."""
+        """Returns the instance, if it still holds nothing: neither deleted nor changed between the two reads."""
         try:
             before = self.instances.get(uuid)
             if self.store.allocations(consumers=[uuid]) or not before.resources:

@@ -95,7 +95,7 @@ class HostEnrolment:
         self._warn(spec)
 
     def _node(self) -> Node | None:
-        """The node of the host: by its uuid, since it may have been renamed, else by its name."""
+        """Returns the node of the host: by its uuid, since it may have been renamed, else by its name."""
         for ident in (uuid_of_name(self.host), self.host):
             try:
                 return self.nodes.get(ident)

@@ -26,7 +26,7 @@ _LONGEST = 1000
 
 
 def machines_of(nodes: NodeStore, chosen: Mapping[str, str]) -> Sequence[Machine]:
-    """The nodes that name a driver.
+    """Returns the nodes that name a driver.
 
     :param chosen: columns -> values that these nodes have: their host or their shard.
     """
@@ -56,7 +56,7 @@ def observe_nodes(
 
 
 def _changes(row: Any, seen: NodeSeen) -> dict[str, Any]:
-    """The columns that differ from what was seen."""
+    """Returns the columns that differ from what was seen."""
     failed = seen.power is NodePower.ERROR
     wanted: dict[str, Any] = {
         "power_state": seen.power.value,

@@ -63,7 +63,7 @@ def settings_of(conf: Any) -> ObserverSettings:
 def open_observers(
     conf: Any, clock: Clock, source: ProcessIdentity, *, following: bool = False
 ) -> list[tuple[Loaded[Observer], Observer]]:
-    """The observers that the configuration names, in that order: those that want to be told of events.
+    """Returns the observers that the configuration names, in that order: those that want to be told of events.
 
     :param following: those that follow the journal instead.
     :raises PluginLoadError: one of them cannot be used; those that were built are closed.

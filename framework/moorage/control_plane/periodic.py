@@ -66,7 +66,7 @@ ALWAYS = ("expire_claims", "purge_idempotency_keys")
 
 
 def enabled_tasks(conf: cfg.ConfigOpts) -> list[str]:
-    """The tasks that engines of this configuration run."""
+    """Returns the tasks that engines of this configuration run."""
     enabled = list(conf.periodic.enabled_tasks)
     always = (*ALWAYS, "read_quotas") if conf.quota.source else ALWAYS
     return enabled + [name for name in always if name not in enabled]
@@ -103,7 +103,7 @@ def check_tasks(conf: cfg.ConfigOpts) -> None:
 def open_backend(
     conf: cfg.ConfigOpts, clock: Clock, database: Database, services: ServiceLives
 ) -> tuple[Factory, CoordinationBackend]:
-    """A function that makes clients of the backend, and a first one; neither connects.
+    """Returns a function that makes clients of the backend, and a first one; neither connects.
 
     :raises ConfigError: the backend cannot be used as it is configured, or does not see the members of other processes.
     """

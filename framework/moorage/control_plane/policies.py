@@ -14,7 +14,7 @@ __all__ = ["core_policies", "list_rules"]
 
 
 def core_policies() -> tuple[PolicyRule, ...]:
-    """The rules that the routes of the parts ask."""
+    """Returns the rules that the routes of the parts ask."""
     return tuple(
         rule
         for part in parts()

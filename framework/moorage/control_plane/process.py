@@ -147,7 +147,7 @@ def exempt_from_collection() -> None:
 
 
 def anonymous_platform(binary: str, conf: cfg.ConfigOpts, clock: Clock, opened: contextlib.ExitStack) -> Platform:
-    """The platform of a process without work of its own: it is in no list of services and sends no heartbeats.
+    """Returns the platform of a process without work of its own: it is in no list of services and sends no heartbeats.
 
     Its identity only distinguishes its messages from those of other processes.
 
@@ -171,7 +171,7 @@ def anonymous_platform(binary: str, conf: cfg.ConfigOpts, clock: Clock, opened: 
 
 
 def _offers(conf: cfg.ConfigOpts) -> frozenset[str]:
-    """The names of the agent services that an agent with this configuration offers, and of what they can do.
+    """Returns the names of the agent services that an agent with this configuration offers, and of what they can do.
 
     :raises PluginLoadError: one of them cannot be used.
     """

@@ -57,12 +57,12 @@ class AgentRings:
         return bool(self._declared)
 
     def owner(self, node_uuid: str, shard: str | None) -> str | None:
-        """The agent that a node of this shard belongs to; None: no agent that may have it works."""
+        """Returns the agent that a node of this shard belongs to; None: no agent that may have it works."""
         ring = self._rings.get(shard if shard in self._declared else None)
         return None if ring is None else str(ring.owner(node_uuid))
 
     def serves(self, host: str, shard: str | None) -> bool:
-        """Whether an agent may manage nodes of this shard. Hosts without a known agent keep what they have."""
+        """Returns whether an agent may manage nodes of this shard. Hosts without a known agent keep what they have."""
         if host not in self._shard_of:
             return True
         return self._shard_of[host] == (shard if shard in self._declared else None)
@@ -188,7 +188,7 @@ class _InstancesByNode:
         self._read: dict[str, dict[str, list[Instance]]] = {}
 
     def on(self, host: str, node_uuid: str) -> Sequence[Instance]:
-        """The instances of the host on the node."""
+        """Returns the instances of the host on the node."""
         if host not in self._read:
             self._read[host] = self._of(host)
         return self._read[host].get(node_uuid, ())

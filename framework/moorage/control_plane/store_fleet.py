@@ -125,7 +125,7 @@ class StoreFleet:
         return FleetChanges(tuple(states), frozenset(removed))
 
     def _owners_of(self, providers: Set[str], nodes: Set[str]) -> set[str]:
-        """The nodes that the providers are below, and those that the providers or nodes were below.
+        """Returns the nodes that the providers are below, and those that the providers or nodes were below.
 
         :param nodes: their roots are not looked up: what the node above a node has leaves it out.
         """
@@ -145,7 +145,7 @@ class StoreFleet:
         return found
 
     def _states(self, page: Sequence[Any], enlisted: Collection[str]) -> Iterator[NodeState]:
-        """The nodes of a page that have an agent and a provider."""
+        """Returns the nodes of a page that have an agent and a provider."""
         usages = {
             usage.provider.uuid: usage
             for usage in self._store.usages(providers=[row.uuid for row in page], limit=_PAGE)
@@ -192,12 +192,12 @@ class StoreFleet:
         return self._availability.read(self._absent, transaction)
 
     def node_name(self, uuid: str) -> str:
-        """The name of a node that was read."""
+        """Returns the name of a node that was read."""
         return self._names.get(uuid, "")
 
 
 def _shared(values: Mapping[str, float], known: dict[object, FrozenDict]) -> FrozenDict:
-    """A read-only mapping with these values: one that another node has, if there is one."""
+    """Returns a read-only mapping with these values: one that another node has, if there is one."""
     key = tuple(values.items())
     found = known.get(key)
     if found is None:

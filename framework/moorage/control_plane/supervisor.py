@@ -443,7 +443,7 @@ class Supervisor:
 
 
 def _end_of(pid: int) -> int | None:
-    """A descriptor that is readable when the process has ended; None where the system has none."""
+    """Returns a descriptor that is readable when the process has ended; None where the system has none."""
     try:
         return os.pidfd_open(pid)
     except OSError as error:
@@ -455,7 +455,7 @@ def _end_of(pid: int) -> int | None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child has ended, without taking its status."""
+    """Returns whether a child has ended, without taking its status."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -472,7 +472,7 @@ def _resident(pid: int) -> int:
 
 
 def _stopped(pid: int) -> bool:
-    """Whether the process is stopped by a signal; one that a debugger holds (t) is not meant."""
+    """Returns whether the process is stopped by a signal; one that a debugger holds (t) is not meant."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
             # The name, in brackets, may contain anything.
@@ -494,5 +494,5 @@ def _meaning(status: int | None) -> str:
 
 
 def command(role: str, name: str, arguments: Sequence[str]) -> list[str]:
-    """The command line of a role's process, with this very interpreter."""
+    """Returns the command line of a role's process, with this very interpreter."""
     return [sys.executable, "-m", "moorage.cli.roles", role, "--name", name, *arguments]

@@ -160,7 +160,7 @@ class _Views:
 
 
 def routes(ledger: SqlRingLedger, tasks: TaskStore, enabled: Sequence[str], names: EngineDirectory) -> Sequence[Route]:
-    """The routes.
+    """Returns the routes.
 
     :param enabled: the tasks that the configuration enables.
     """

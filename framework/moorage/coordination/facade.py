@@ -56,7 +56,7 @@ class Coordinator:
         self._lock = threads.lock()
 
     def is_started(self) -> bool:
-        """Whether there is coordination at all."""
+        """Returns whether there is coordination at all."""
         return self._factory is not None
 
     def heartbeat(self) -> None:
@@ -94,12 +94,12 @@ class Coordinator:
         return sorted(found) if me in found and membership.holds(me) else []
 
     def member_id(self, group_id: str) -> bytes | None:
-        """The id of this member in a group, as ``get_members`` lists it; it changes with every stay."""
+        """Returns the id of this member in a group, as ``get_members`` lists it; it changes with every stay."""
         membership = self._groups.get(group_id)
         return None if membership is None else membership.member_id
 
     def holds(self, group_id: str) -> bool:
-        """Whether this certainly is a member now: to be asked before each object. True without coordination."""
+        """Returns whether this certainly is a member now: to be asked before each object. True without coordination."""
         if self._factory is None:
             return True
         membership = self._groups.get(group_id)
@@ -132,7 +132,7 @@ class HashRing(Coordinator):
         self.join_group(group_id)
 
     def get_subset(self, objects: Sequence[T], key: Callable[[T], str] | None = None) -> list[T]:
-        """The objects that are this member's, by a ring built from the live group now; none when it is not one for certain.
+        """Returns the objects that are this member's, by a ring built from the live group now; none when it is not one for certain.
 
         :param key: gives an object's key; without it, its ``id``, or the object itself when it is text.
         """

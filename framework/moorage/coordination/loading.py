@@ -22,7 +22,7 @@ Factory = Callable[[Callable[[], None]], CoordinationBackend]
 
 
 def chosen(text: str, url: str = "") -> tuple[str, str]:
-    """The plugin and the URL that a value of the option means.
+    """Returns the plugin and the URL that a value of the option means.
 
     :raises ConfigError: a URL is given twice.
     """
@@ -49,7 +49,7 @@ def client_factory(
     database: object = None,
     services: ServiceLives | None = None,
 ) -> Factory:
-    """A function that makes a new client of the backend, given what to call when something may have changed.
+    """Returns a function that makes a new client of the backend, given what to call when something may have changed.
 
     :raises ConfigError: the plugin cannot be loaded, or refuses the URL (a client is made and thrown away to see that).
     """
@@ -78,7 +78,7 @@ def client_factory(
 def factory_from_config(
     conf: cfg.ConfigOpts, clock: Clock, *, database: object, services: ServiceLives | None
 ) -> Factory:
-    """The same from the configuration, in which a backend must be chosen."""
+    """Returns the same from the configuration, in which a backend must be chosen."""
     section = conf.coordination
     return client_factory(
         section.periodic_coordination_backend,

@@ -60,7 +60,7 @@ class MemberId:
 
     @classmethod
     def parse(cls, member: bytes) -> MemberId:
-        """The parts of an id.
+        """Returns the parts of an id.
 
         :raises InvalidInput: it is none of ours.
         """
@@ -76,7 +76,7 @@ class MemberId:
 
     @classmethod
     def known(cls, member: bytes) -> bool:
-        """Whether it is an id of this form."""
+        """Returns whether it is an id of this form."""
         try:
             cls.parse(member)
         except errors.InvalidInput:
@@ -139,7 +139,7 @@ class Membership:
         return self._certain_until
 
     def holds(self, member_id: bytes | None) -> bool:
-        """Whether this is connected, certainly a member now, and still in the stay of that id. Costs nothing."""
+        """Returns whether this is connected, certainly a member now, and still in the stay of that id. Costs nothing."""
         return (
             self.state is MembershipState.CONNECTED
             and self.member_id == member_id

@@ -46,7 +46,7 @@ class Ledger(abc.ABC):
 
     @abc.abstractmethod
     def read(self, group: str) -> tuple[RingRow | None, Mapping[bytes, int]]:
-        """The row of a group, and token by member of its adoptions, as of one moment."""
+        """Returns the row of a group, and token by member of its adoptions, as of one moment."""
 
     @abc.abstractmethod
     def propose(self, group: str, seen: RingRow | None, proposed: RingRow) -> bool:
@@ -109,7 +109,7 @@ class SqlRingLedger(Ledger):
         return (None if row is None else _row(row)), found
 
     def groups(self) -> Sequence[tuple[str, RingRow, Sequence[Adoption]]]:
-        """All groups with their rings and adoptions; for the API."""
+        """Returns all groups with their rings and adoptions; for the API."""
         with self._database.read() as tx:
             found = []
             for name in tx.execute(sa.select(rings.c.group_name).order_by(rings.c.group_name)).scalars().all():

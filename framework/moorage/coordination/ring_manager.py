@@ -48,7 +48,7 @@ class RingSettings:
 
 
 def ring_of(row: RingRow) -> Ring[bytes]:
-    """The ring that a row describes."""
+    """Returns the ring that a row describes."""
     weights = {member: MemberId.parse(member).weight for member in row.members}
     return Ring(weights, row.replicas, row.hash_function)
 
@@ -88,7 +88,7 @@ class RingSnapshot:
         return self.ring.owners(keys)
 
     def subset(self, keys: Sequence[str]) -> list[str]:
-        """Those of the keys that are this member's."""
+        """Returns those of the keys that are this member's."""
         return self.ring.subset(keys, self.me)
 
     def ranges(self) -> list[tuple[int, int]]:
@@ -168,12 +168,12 @@ class RingManager:
     # -- what others ask ------------------------------------------------------------------------------------------
 
     def current(self) -> RingSnapshot | None:
-        """The ring to work under now, or None: not a member for certain, not on the ring, or others still drain."""
+        """Returns the ring to work under now, or None: not a member for certain, not on the ring, or others still drain."""
         snapshot = self._active
         return snapshot if snapshot is not None and self.is_current(snapshot) else None
 
     def is_current(self, snapshot: RingSnapshot) -> bool:
-        """Whether work under this ring may go on; to be asked before every object, costs nothing."""
+        """Returns whether work under this ring may go on; to be asked before every object, costs nothing."""
         read_at, token = self._seen
         # By what was read, not by what was made of it: whatever goes wrong after the reading, the old ring is over.
         seen = token == snapshot.token and self._clock.monotonic() - read_at < self._settings.stale_after
@@ -348,5 +348,5 @@ class RingManager:
 
 
 def _drained(adopted: Mapping[bytes, int], view: View, token: int) -> bool:
-    """Whether every living member works under this ring or has never worked under any."""
+    """Returns whether every living member works under this ring or has never worked under any."""
     return all(adopted.get(member, token) >= token for member in view.members)

@@ -198,7 +198,7 @@ class TaskRunner:
         sweep.give_up(claimed, f"not within {self._settings.timeout:g} seconds")
 
     def _asked(self, moment: int, control: Control) -> bool:
-        """Whether an operator's request is open: not swept for yet, or not under the ring that is now."""
+        """Returns whether an operator's request is open: not swept for yet, or not under the ring that is now."""
         if not control.requested_at or moment - control.requested_at >= max(_REQUEST_LASTS, 2 * self._spacing):
             return False
         if control.requested_at != self._heeded:
@@ -348,5 +348,5 @@ class Runner:
 
 
 def _fraction(text: str) -> float:
-    """A number from 0 to 1 that a text always gives."""
+    """Returns a number from 0 to 1 that a text always gives."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") / 2**32

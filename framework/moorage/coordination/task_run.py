@@ -45,10 +45,10 @@ class Ownership(Protocol):
         """Who it is."""
 
     def select(self, task: PeriodicTask) -> Sequence[str]:
-        """The ids of its objects; one query."""
+        """Returns the ids of its objects; one query."""
 
     def holds(self) -> bool:
-        """Whether it may go on; costs nothing."""
+        """Returns whether it may go on; costs nothing."""
 
     def working(self) -> InFlight:
         """Around each handling; gives False when it may not begin."""
@@ -119,7 +119,7 @@ class TickContext:
     requested: int = 0
 
     def of(self, object_id: str) -> int:
-        """The tick that the object is at."""
+        """Returns the tick that the object is at."""
         if self.requested:
             return self.requested
         phase = 0

@@ -97,7 +97,7 @@ class TickLeaseStore(abc.ABC):
 
     @abc.abstractmethod
     def write(self) -> Any:
-        """A transaction, as :meth:`moorage.db.Database.write`."""
+        """Returns a transaction, as :meth:`moorage.db.Database.write`."""
 
     @abc.abstractmethod
     def run(self, work: Callable[[Any], T]) -> T:

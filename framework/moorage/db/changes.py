@@ -87,7 +87,7 @@ class KnownRows:
         return {uuid for uuid, version in recent.versions.items() if not version or known.get(uuid) != version}
 
     def misses(self, recent: RecentRows) -> bool:
-        """Whether known rows were removed."""
+        """Returns whether known rows were removed."""
         new = sum(uuid not in self._versions for uuid in recent.versions)
         return len(self._versions) + new != recent.count
 

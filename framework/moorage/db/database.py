@@ -84,7 +84,7 @@ class Database:
     def from_config(
         cls, conf: Any, *, clock: Clock | None = None, idle_timeout: float | None = None, service: str | None = None
     ) -> Database:
-        """The database of the ``[database]`` section.
+        """Returns the database of the ``[database]`` section.
 
         :param idle_timeout: as for the class, and ``service`` too.
         :raises ConfigError: no or an unusable connection is configured.

@@ -69,7 +69,7 @@ _SQL_MODE = "TRADITIONAL,NO_AUTO_VALUE_ON_ZERO"
 
 
 def parse(text: str) -> sa.URL:
-    """The URL of ``[database] connection``, with the driver and the settings that are missing in it.
+    """Returns the URL of ``[database] connection``, with the driver and the settings that are missing in it.
 
     :raises ConfigError: it is no URL, or of a database that is not supported.
     """
@@ -98,7 +98,7 @@ def parse(text: str) -> sa.URL:
 
 
 def create(url: sa.URL, settings: DatabaseSettings, clock: Clock, *, writer: bool) -> sa.Engine:
-    """An engine for one kind of transaction; connects when first used.
+    """Returns an engine for one kind of transaction; connects when first used.
 
     :raises ConfigError: the driver is not installed, or SQLite's file lies on a network file system.
     """

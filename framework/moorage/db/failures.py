@@ -153,7 +153,7 @@ def _duplicate(error: BaseException, original: BaseException) -> Duplicate:
 
 
 def _lost_connection(context: engine.ExceptionContext, error: BaseException) -> bool:
-    """Whether there is no connection (any more): none could be made, or it ended."""
+    """Returns whether there is no connection (any more): none could be made, or it ended."""
     return (
         isinstance(error, db_errors.DBConnectionError)
         or context.is_disconnect
@@ -167,7 +167,7 @@ def _is(code: Any, table: Mapping[str, frozenset[Any]], dialect: str) -> bool:
 
 
 def _original(error: BaseException) -> BaseException:
-    """The driver's own error under oslo.db's and SQLAlchemy's."""
+    """Returns the driver's own error under oslo.db's and SQLAlchemy's."""
     cause = getattr(error, "inner_exception", None) or error
     return getattr(cause, "orig", None) or cause
 
@@ -183,7 +183,7 @@ def _code(original: BaseException, dialect: str) -> Any:
 
 
 def short(error: BaseException) -> str:
-    """The first line of the driver's text."""
+    """Returns the first line of the driver's text."""
     original = _original(error)
     text = str(original).strip()
     return text.splitlines()[0].rstrip(".") if text else type(original).__name__

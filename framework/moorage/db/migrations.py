@@ -57,7 +57,7 @@ class Migrations:
         return _VERSIONS + self.name.replace("-", "_").replace(".", "_").lower()
 
     def head(self) -> str:
-        """The newest revision that the installed code knows.
+        """Returns the newest revision that the installed code knows.
 
         :raises PluginLoadError: there is none, or there are several.
         """
@@ -71,12 +71,12 @@ class Migrations:
         return newest[0]
 
     def version(self, database: Database) -> str | None:
-        """The revision of the database; None when nothing was ever set up."""
+        """Returns the revision of the database; None when nothing was ever set up."""
         with database.read() as transaction:
             return self.version_in(transaction)
 
     def version_in(self, transaction: sa.Connection) -> str | None:
-        """The same within a transaction."""
+        """Returns the same within a transaction."""
         if not sa.inspect(transaction).has_table(self.version_table):
             return None
         return transaction.execute(
@@ -84,7 +84,7 @@ class Migrations:
         ).scalar_one_or_none()
 
     def pending(self, database: Database) -> list[str]:
-        """The revisions that :meth:`upgrade` would run, in that order.
+        """Returns the revisions that :meth:`upgrade` would run, in that order.
 
         :raises ConfigError: the database is newer than the installed code.
         """
@@ -174,7 +174,7 @@ def _constants(source: str) -> dict[str, Any]:
 
 
 def discover() -> Sequence[Migrations]:
-    """The chains of all parts that are installed: the core's first, then the other bases, then by name.
+    """Returns the chains of all parts that are installed: the core's first, then the other bases, then by name.
 
     What cannot be imported is reported in the log and left out, so that a stray package does not stop a service.
 

@@ -123,7 +123,7 @@ class _Form:
         return self._text, [*map(self._bind, rows)]
 
     def rows(self, description: Sequence[Any] | None, fetched: Sequence[Any], rowcount: int) -> Rows:
-        """The result of an execution: what the driver says of the columns, the rows that it has, and their number."""
+        """Returns the result of an execution: what the driver says of the columns, the rows that it has, and their number."""
         if description is None:
             return Rows((), rowcount, None)
         if self._row is None:
@@ -182,7 +182,7 @@ class _Form:
         return lambda given: process(given[key])
 
     def _expanded(self, lengths: tuple[int, ...]) -> tuple[str, Any]:
-        """The text with lists of these lengths, as SQLAlchemy writes it."""
+        """Returns the text with lists of these lengths, as SQLAlchemy writes it."""
         sample: dict[str, Any] = dict.fromkeys(self._values)
         sample |= {name: [None] * length for name, length in zip(self._lists, lengths, strict=True)}
         state = self._compiled._process_parameters_for_postcompile(sample)

@@ -59,7 +59,7 @@ def partial_index(condition: str) -> Mapping[str, Any]:
 
 
 def new_metadata() -> sa.MetaData:
-    """A MetaData with the project's naming convention; one for each distribution that has tables.
+    """Returns a MetaData with the project's naming convention; one for each distribution that has tables.
 
     Tables that are put into it get :data:`INNODB`.
     """
@@ -106,7 +106,7 @@ def names_of(columns: Iterable[sa.Column[Any]]) -> tuple[str, ...]:
 
 
 def exact(length: int) -> sa.types.TypeEngine[str]:
-    """A string that is compared and ordered by its code points on every database.
+    """Returns a string that is compared and ordered by its code points on every database.
 
     MariaDB folds case by default, and PostgreSQL orders by the language of the server, so that pages by key would differ. One
     difference remains: MariaDB takes trailing spaces for nothing when it compares.

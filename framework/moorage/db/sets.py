@@ -88,7 +88,7 @@ def _given_first(element: _GivenFirst, compiler: Any, **more: Any) -> str:
 
 @functools.cache
 def _as_set(statement: sa.Update | sa.Insert, names: tuple[str, ...], dialect: str) -> Any:
-    """The statement joined with a table of its parameters; built once.
+    """Returns the statement joined with a table of its parameters; built once.
 
     PostgreSQL reads that table from an array for each parameter, MariaDB from JSON.
     """

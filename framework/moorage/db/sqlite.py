@@ -52,7 +52,7 @@ _INHERITED: dict[str, list[_Connection]] = {}
 
 
 def file(url: sa.URL) -> str | None:
-    """The path of a SQLite database file; None for one in memory or another database."""
+    """Returns the path of a SQLite database file; None for one in memory or another database."""
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
         return None
     return os.path.realpath(url.database)
@@ -79,7 +79,7 @@ def refuse_inherited(path: str) -> None:
 
 
 def create(url: sa.URL, path: str, settings: DatabaseSettings, clock: Clock, *, writer: bool) -> sa.Engine:
-    """An engine on the file; connects when first used.
+    """Returns an engine on the file; connects when first used.
 
     :raises ConfigError: the file lies on a network file system.
     """

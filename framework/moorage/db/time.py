@@ -53,5 +53,5 @@ _READ_NOW = sa.select(now())
 
 
 def read_now(transaction: sa.Connection) -> int:
-    """The database's time in microseconds; one round trip."""
+    """Returns the database's time in microseconds; one round trip."""
     return int(transaction.execute(_READ_NOW).scalar_one())

@@ -62,7 +62,7 @@ class EndedTokens:
             self._raise(folder, path, token)
 
     def __call__(self, uuid: str) -> int:
-        """The highest token that was noted for an instance; 0 for none."""
+        """Returns the highest token that was noted for an instance; 0 for none."""
         day = int(self._clock.wall()) // _DAY
         return max(_read(f"{self._folder}/{each}/{uuid}") for each in (day, day - 1))
 

@@ -107,7 +107,7 @@ class Enroller(Protocol):
 
 
 def routes(nodes: NodeStore, enroller: Enroller, view: NodeView) -> Sequence[Route]:
-    """The routes, over the nodes and whatever enrols them."""
+    """Returns the routes, over the nodes and whatever enrols them."""
 
     def list_nodes(request: Request) -> Response:
         query = dict(request.query)

@@ -96,7 +96,7 @@ def routes(
     changed: Callable[[], None],
     states_changed: Callable[[], None],
 ) -> Sequence[Route]:
-    """The routes.
+    """Returns the routes.
 
     :param change: changes properties and states of a node, by its uuid.
     :param changed: called after a change; schedulers then read the whole fleet.

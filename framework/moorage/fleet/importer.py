@@ -50,7 +50,7 @@ _PAGE = 500
 
 
 def read_nodes(path: Path) -> Iterator[NodeSpec]:
-    """The nodes of a file.
+    """Returns the nodes of a file.
 
     :raises InvalidInput: the file cannot be read, or a line is wrong or repeats a name or uuid; says which and what.
     """

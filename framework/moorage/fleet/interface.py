@@ -64,7 +64,7 @@ _LONGEST = 255
 
 
 def check_shard(value: object, path: str = "shard") -> str:
-    """A name that a shard can have, and that every query can ask for. Names are compared exactly, case included.
+    """Returns a name that a shard can have, and that every query can ask for. Names are compared exactly, case included.
 
     :raises InvalidInput: it is no text, empty, longer than 255 characters, means "no shard", has a comma (queries list names with
         commas) or blanks at its ends (which some databases do not see).
@@ -91,7 +91,7 @@ def check_shard(value: object, path: str = "shard") -> str:
 
 
 def check_states(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a request that changes states. A flag that is cleared clears its reason.
+    """Returns the columns of a request that changes states. A flag that is cleared clears its reason.
 
     :raises InvalidInput: a reason comes without its flag, or with a flag that is cleared.
     """

@@ -244,7 +244,7 @@ class NodeStore:
         return {row.name: row for row in rows} | {row.uuid: row for row in rows}
 
     def existing(self, uuids: Sequence[str]) -> frozenset[str]:
-        """Those of the uuids that nodes have."""
+        """Returns those of the uuids that nodes have."""
         with self._database.read() as tx:
             return frozenset(tx.execute(sa.select(nodes.c.uuid).where(nodes.c.uuid.in_(uuids))).scalars())
 
@@ -392,7 +392,7 @@ def _differs(spec: NodeSpec, row: Any) -> bool:
 
 
 def _change(spec: NodeSpec, row: Any) -> tuple[sa.Update, dict[str, Any]]:
-    """The statement, and its parameters, that merges a specification into the row."""
+    """Returns the statement, and its parameters, that merges a specification into the row."""
     statement, details = _CHANGE, _merged_details(spec, row.extra)
     if spec.properties:
         details["properties"] = merged(row.properties, spec.properties)

@@ -34,7 +34,7 @@ BEGIN_STATES = sa.update(nodes).values(
 
 
 def begun_by() -> str | None:
-    """The user whose request this thread does; None outside of requests."""
+    """Returns the user whose request this thread does; None outside of requests."""
     return (getattr(oslo_context.get_current(), "user_id", None) or "")[:_LONGEST] or None
 
 

@@ -136,7 +136,7 @@ class Application:
     # -- what an API may do in its own way ------------------------------------------------------------------------
 
     def read_version(self, request: Request) -> Version:
-        """The microversion that the request asks for."""
+        """Returns the microversion that the request asks for."""
         return self.dialect.version(request.header("OpenStack-API-Version"))
 
     def version_headers(self, request: Request) -> Iterable[tuple[str, str]]:
@@ -160,25 +160,25 @@ class Application:
             raise UnsupportedMediaType(f"The body must be {_JSON}, not {kind}.", path="Content-Type")
 
     def no_such_version(self, request: Request, routes: Sequence[Route]) -> errors.MoorageError:
-        """The error for a route that exists, though not in the version asked for."""
+        """Returns the error for a route that exists, though not in the version asked for."""
         return errors.NotFound(
             f"{request.method} {request.path} does not exist in version {request.version[0]}.{request.version[1]}."
         )
 
     def wrong_body(self, request: Request, error: errors.InvalidInput) -> errors.MoorageError:
-        """The error for a body that its schema refuses."""
+        """Returns the error for a body that its schema refuses."""
         return error
 
     def no_such_path(self, request: Request) -> errors.MoorageError:
-        """The error for a path that no route has."""
+        """Returns the error for a path that no route has."""
         return errors.NotFound(f"There is nothing at {request.path}.")
 
     def compile_schema(self, schema: Schema, where: str) -> Validator:
-        """The validator of a schema; ``where`` is ``body`` or ``query``."""
+        """Returns the validator of a schema; ``where`` is ``body`` or ``query``."""
         return Validator(schema, where)
 
     def read_json(self, raw: bytes) -> Any:
-        """The data of a body."""
+        """Returns the data of a body."""
         return parse_json(raw)
 
     def run_handler(self, request: Request, route: Route) -> Response:
@@ -285,7 +285,7 @@ class Application:
         return raw
 
     def length(self, request: Request) -> int:
-        """The length of the body in bytes.
+        """Returns the length of the body in bytes.
 
         :raises InvalidInput: the header is no number.
         """

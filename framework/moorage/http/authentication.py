@@ -69,7 +69,7 @@ def refuse_open_noauth(strategy: str, bind: str) -> None:
 
 
 def authenticator(conf: cfg.ConfigOpts) -> Authenticator:
-    """The authenticator that the configuration names. Keystone's middleware has checked a token before it is asked."""
+    """Returns the authenticator that the configuration names. Keystone's middleware has checked a token before it is asked."""
     strategy = conf.api.auth_strategy
     if strategy == "http_basic":
         return _Basic(users_file(conf))

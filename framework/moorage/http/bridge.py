@@ -195,7 +195,7 @@ class Bridge:
 
 
 def _environ(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """The WSGI environment of an ASGI request, without its body."""
+    """Returns the WSGI environment of an ASGI request, without its body."""
     host, port = scope["server"]
     environ: dict[str, Any] = {
         "REQUEST_METHOD": scope["method"],
@@ -227,5 +227,5 @@ def _environ(scope: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(1024)
 def _key(name: bytes) -> str:
-    """The environment's name of a header; empty if it has none of its own: X_Y would be taken for X-Y."""
+    """Returns the environment's name of a header; empty if it has none of its own: X_Y would be taken for X-Y."""
     return "" if b"_" in name else environ_key(name.decode("latin-1"))

@@ -33,7 +33,7 @@ class Dialect:
     statuses: Mapping[type[errors.MoorageError], int] = field(default_factory=lambda: STATUSES)
 
     def version(self, header: str | None) -> Version:
-        """The microversion that the header ``OpenStack-API-Version`` of a request asks for; the lowest without a header.
+        """Returns the microversion that the header ``OpenStack-API-Version`` of a request asks for; the lowest without a header.
 
         :raises UnsupportedVersion: it is malformed or out of range; says which range.
         """
@@ -51,11 +51,11 @@ class Dialect:
         return version
 
     def status(self, error: Exception) -> int:
-        """The HTTP status of an error."""
+        """Returns the HTTP status of an error."""
         return next((self.statuses[cls] for cls in type(error).__mro__ if cls in self.statuses), 500)
 
     def shows(self, error: errors.MoorageError) -> bool:
-        """Whether an answer shows the error, because its class or an ancestor is in the table."""
+        """Returns whether an answer shows the error, because its class or an ancestor is in the table."""
         return any(cls in self.statuses for cls in type(error).__mro__)
 
     def _out_of_range(self, text: str) -> errors.UnsupportedVersion:
@@ -70,7 +70,7 @@ class Dialect:
 
 @functools.lru_cache(1024)
 def requested_version(header: str | None, service_type: str) -> str | None:
-    """The version of a service that the header ``OpenStack-API-Version`` names; None if it names none."""
+    """Returns the version of a service that the header ``OpenStack-API-Version`` names; None if it names none."""
     if not header:
         return None
     found: str | None = microversion_parse.get_version({"openstack-api-version": header}, service_type)
@@ -79,7 +79,7 @@ def requested_version(header: str | None, service_type: str) -> str | None:
 
 @functools.lru_cache(1024)
 def parse_version(text: str) -> Version:
-    """The numbers of a microversion.
+    """Returns the numbers of a microversion.
 
     :raises ValueError: it is malformed.
     """

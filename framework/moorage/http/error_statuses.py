@@ -44,7 +44,7 @@ STATUSES: Mapping[type[errors.MoorageError], int] = {
 
 
 def core_shape(error: errors.MoorageError, status: int, request_id: str) -> dict[str, Any]:
-    """An error of /scheduling/v1."""
+    """Returns an error of /scheduling/v1."""
     return {
         "error": {
             "code": error.code,

@@ -56,7 +56,7 @@ def with_keystone(application: Any, conf: cfg.ConfigOpts) -> Any:
 
 
 def _middleware() -> type:
-    """The middleware's class; made here because keystonemiddleware is optional.
+    """Returns the middleware's class; made here because keystonemiddleware is optional.
 
     :raises ImportError: keystonemiddleware is not installed.
     """

@@ -66,7 +66,7 @@ class IsolatedApp:
         return body if isinstance(body, list | tuple) else self._parts(body)
 
     def _parts(self, body: Iterable[bytes]) -> Iterator[bytes]:
-        """A body that is made while it is sent: there too the plugin's code runs."""
+        """Returns a body that is made while it is sent: there too the plugin's code runs."""
         try:
             parts = iter(body)
             while True:

@@ -42,7 +42,7 @@ _ERRORS = {
 
 
 def document(routes: Sequence[Route], dialect: Dialect, prefix: str) -> dict[str, Any]:
-    """The document as JSON data."""
+    """Returns the document as JSON data."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(prefix + route.path, {})[route.method.lower()] = _operation(route)

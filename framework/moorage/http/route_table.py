@@ -28,7 +28,7 @@ class PathRoutes:
         self.public = self.public or route.public
 
     def of(self, method: str) -> Sequence[Route]:
-        """The routes of a method; HEAD is answered like GET, without the body."""
+        """Returns the routes of a method; HEAD is answered like GET, without the body."""
         return self.methods.get("GET" if method == "HEAD" else method, ())
 
 

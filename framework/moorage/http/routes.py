@@ -145,7 +145,7 @@ class Request:
         return self.idempotency or str(self.context.request_id)
 
     def header(self, name: str) -> str | None:
-        """A header of the request; None when it was not sent."""
+        """Returns a header of the request; None when it was not sent."""
         found = self.environ.get(environ_key(name))
         return None if found is None else str(found)
 

@@ -35,7 +35,7 @@ class StreamedResponse:
         return self._written.append
 
     def start(self) -> dict[str, Any]:
-        """The ASGI message that begins the answer.
+        """Returns the ASGI message that begins the answer.
 
         :raises RuntimeError: the application did not call ``start_response``.
         """

@@ -41,7 +41,7 @@ class Validator:
         self._properties: Mapping[str, Any] = schema.get("properties", {})
 
     def _compile_fast(self, schema: dict[str, Any], formats: jsonschema.FormatChecker | None) -> Any:
-        """The validator of the Rust library, which checks the schema too: in a hundredth of the time.
+        """Returns the validator of the Rust library, which checks the schema too: in a hundredth of the time.
 
         :raises SchemaError: the schema has a mistake; the error is that of the slow library, which says where.
         """
@@ -67,7 +67,7 @@ class Validator:
         raise self.refusal(worst, "/".join([self._where, *(str(part) for part in worst.absolute_path)]))
 
     def refusal(self, worst: jsonschema.ValidationError, path: str) -> errors.InvalidInput:
-        """The error that is raised: what is wrong first, and where. A dialect may say it in its own words."""
+        """Returns the error that is raised: what is wrong first, and where. A dialect may say it in its own words."""
         return errors.InvalidInput(f"{path}: {_shortened(worst.message)}.", path=path)
 
     def read_query(self, given: Mapping[str, Sequence[str]]) -> Mapping[str, Any]:
@@ -99,7 +99,7 @@ class Validator:
 
 
 def parse_json(raw: bytes) -> Any:
-    """The JSON of a body.
+    """Returns the JSON of a body.
 
     :raises InvalidInput: it is none; says where it stops being JSON.
     """
@@ -142,7 +142,7 @@ def refuse_unstorable(data: Any, where: str) -> None:
 
 
 def _to_the_end(schema: Any) -> Any:
-    """The schema for Python's regular expressions, in which ``$`` would let a newline follow, unlike JSON Schema's."""
+    """Returns the schema for Python's regular expressions, in which ``$`` would let a newline follow, unlike JSON Schema's."""
     if isinstance(schema, dict):
         return {
             key: re.sub(r"(?<!\\)\$$", r"\\Z", value)

@@ -135,10 +135,10 @@ def begin_action(
 
 
 def has_ended(instance: Instance, request_id: str) -> bool:
-    """Whether the last operation that ended on the instance is the one that this request asked for."""
+    """Returns whether the last operation that ended on the instance is the one that this request asked for."""
     return bool(instance.request.get("last_request_id") == request_id)
 
 
 def has_begun(instance: Instance, request_id: str) -> bool:
-    """Whether the operation that the request asked for is in progress, or has ended as the last one."""
+    """Returns whether the operation that the request asked for is in progress, or has ended as the last one."""
     return instance.pending.get("request_id") == request_id or has_ended(instance, request_id)

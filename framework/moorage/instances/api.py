@@ -274,7 +274,7 @@ def routes(
     ask_agent: AskAgent,
     holds: Callable[[str], Mapping[str, Any]],
 ) -> Sequence[Route]:
-    """The routes, over the store of instances.
+    """Returns the routes, over the store of instances.
 
     :param holds: reads what a consumer holds: provider uuid -> resource class -> units.
     :param resolve: called with the body of a request for a new instance, or of a resize, and who asks.
@@ -387,7 +387,7 @@ def routes(
 
 
 def _questions(instances: InstanceStore, ask_agent: AskAgent) -> Sequence[Route]:
-    """The routes that ask the agent of an instance's host."""
+    """Returns the routes that ask the agent of an instance's host."""
 
     def ask(request: Request, method: str, **more: Any) -> Any:
         found = instances.get(request.path_params["uuid"])
@@ -449,7 +449,7 @@ def _allowed_action(request: Request, name: str, wanted: Mapping[str, Any]) -> M
 
 
 def _repeated(found: Sequence[Instance], body: Mapping[str, Any], request: Request) -> Sequence[Instance]:
-    """The instances of an earlier request, which must have asked for the same."""
+    """Returns the instances of an earlier request, which must have asked for the same."""
     for each in found:
         _visible(each, request)
         _refuse_another(each, body)

@@ -98,7 +98,7 @@ _OPEN_AND_SOURCE_UP = sa.and_(
 
 @functools.cache
 def _lacking(powers: tuple[str, ...]) -> sa.Select[Any]:
-    """The hosts whose agents lack one of some powers; built once."""
+    """Returns the hosts whose agents lack one of some powers; built once."""
     conditions = (lacking(power) for power in powers)
     return sa.select(services.c.host).where(services.c.binary == _AGENT, sa.or_(*conditions))
 
@@ -132,14 +132,14 @@ class Availability:
         self._down_micros = int(down_time * MICROSECONDS)
 
     def enlisted(self, hosts: Collection[str] | None = None) -> frozenset[str]:
-        """The hosts of all agents that were ever started; with ``hosts``, those among them."""
+        """Returns the hosts of all agents that were ever started; with ``hosts``, those among them."""
         with self._database.read() as tx:
             if hosts is None:
                 return frozenset(tx.execute(_ENLISTED).scalars())
             return frozenset(tx.execute(_ENLISTED_OF, {"hosts": sorted(hosts)}).scalars())
 
     def lacking(self, powers: Collection[str]) -> frozenset[str]:
-        """The hosts whose agents lack one of some powers, by what they offered at their last start. One statement."""
+        """Returns the hosts whose agents lack one of some powers, by what they offered at their last start. One statement."""
         if not powers:
             return frozenset()
         with self._database.read() as tx:
@@ -213,7 +213,7 @@ class Availability:
             )
 
     def down(self, hosts: Collection[str]) -> frozenset[str]:
-        """Those of several hosts that have no agent that is up. One statement, or none without hosts."""
+        """Returns those of several hosts that have no agent that is up. One statement, or none without hosts."""
         if not hosts:
             return frozenset()
         with self._database.read() as tx:
@@ -221,7 +221,7 @@ class Availability:
             return frozenset(hosts) - frozenset(up)
 
     def is_up(self, host: str) -> bool:
-        """Whether a host has an agent that is up. One statement."""
+        """Returns whether a host has an agent that is up. One statement."""
         with self._database.read() as tx:
             return self._up(tx, host)
 

@@ -161,7 +161,7 @@ class BuildRetries:
     _refused: Counter[str] = field(default_factory=Counter)
 
     def found(self, transaction: Any) -> bool:
-        """Whether operations wait for a scheduler, or for an agent that is down. One indexed statement."""
+        """Returns whether operations wait for a scheduler, or for an agent that is down. One indexed statement."""
         kind = self.stores.instances.resource_type
         return bool(self.stores.workers.waiting(kind, self._names(), limit=1, transaction=transaction))
 

@@ -66,11 +66,11 @@ class NodeNames(Protocol):
     """Where the names of nodes are known."""
 
     def node_name(self, uuid: str) -> str:
-        """The node's name."""
+        """Returns the node's name."""
 
 
 def read_residents(database: Database, store: AllocationStore, instances: InstanceStore) -> Callable[[str], Residents]:
-    """A function that reads the instances of a node with their version.
+    """Returns a function that reads the instances of a node with their version.
 
     The version is read first, and both over one connection: a claim that finds this version finds these instances.
     """
@@ -214,7 +214,7 @@ class StoreClaimer:
         return ClaimResult("" if found.status == "error" else found.node_uuid, repeated=True)
 
     def _node(self, outcome: ClaimOutcome) -> str:
-        """The node of a repeated claim, which may hold nothing of the node's own provider."""
+        """Returns the node of a repeated claim, which may hold nothing of the node's own provider."""
         with contextlib.suppress(errors.NotFound):
             return self.instances.get(outcome.consumer).node_uuid
         return outcome.providers[0]
@@ -339,7 +339,7 @@ class _Creation(BatchCompanion):
         return self.claimer.availability.require(self.instance.node_uuid, self.instance.host)
 
     def _is_refused(self, transaction: Any) -> bool:
-        """Whether the node takes no new instances by now."""
+        """Returns whether the node takes no new instances by now."""
         try:
             self._open().refuse(transaction)
         except (errors.ConstraintViolated, errors.NotFound):
@@ -355,7 +355,7 @@ def pending_holds(spec: RequestSpec, holds: Holds) -> Mapping[str, Any]:
 def new_instance(
     spec: RequestSpec, host: str, node: str, node_uuid: str, *, pending: Mapping[str, Any] | None = None
 ) -> Instance:
-    """The instance of a request as its claim on a node writes it; the database adds the timestamps."""
+    """Returns the instance of a request as its claim on a node writes it; the database adds the timestamps."""
     return Instance(
         uuid=spec.instance_uuid,
         name=str(spec.properties.get("name", "")),
@@ -460,7 +460,7 @@ class _Neighbours:
                 )
 
     def _nodes_of_members(self, spec: RequestSpec, group: str) -> list[str]:
-        """The nodes of the other members of a group. The members of a group that is not stored are of one project."""
+        """Returns the nodes of the other members of a group. The members of a group that is not stored are of one project."""
         stored = self._stored[group, spec.project_id]
         project = None if stored else spec.project_id
         members = self._instances.group_members(group, self._transaction, project_id=project)

@@ -66,7 +66,7 @@ class FlavorAdoption:
         return AdoptionReport(seen, written, self._new, changed)
 
     def _versions(self, page: Sequence[Instance]) -> list[tuple[Instance, int]]:
-        """Each instance of a page with the version that it has."""
+        """Returns each instance of a page with the version that it has."""
         unknown: dict[str, dict[_Key, tuple[HeldResources, Mapping[str, str]]]] = {}
         for each in page:
             if (key := _key(each)) not in self._known:

@@ -127,7 +127,7 @@ class MovesEndpoint:
             self._in_place.cast(kept, "let_go_instance", instance.uuid)
 
     def _resized(self, instance: Instance, kind: ActionKind, spec: RequestSpec) -> RequestSpec:
-        """The request of a resize, which stays in its place where the host cannot move instances to other hosts."""
+        """Returns the request of a resize, which stays in its place where the host cannot move instances to other hosts."""
         if kind.name != "resize":
             return spec
         if instance.host not in self._in_place.lacking([MIGRATES]):
@@ -142,7 +142,7 @@ class MovesEndpoint:
         return replace(spec, requested_host=instance.host)
 
     def _away_from_source(self, instance: Instance, kind: ActionKind, spec: RequestSpec) -> RequestSpec:
-        """The request without the host that keeps a copy of the instance, or has not let go of it since its last move.
+        """Returns the request without the host that keeps a copy of the instance, or has not let go of it since its last move.
 
         :raises Conflict: the instance would move again, which needs that the source of its last move has let go.
         """
@@ -166,7 +166,7 @@ class MovesEndpoint:
 
 
 def spec_of(instance: Instance) -> RequestSpec:
-    """The request that an instance came from, as far as it can be parsed."""
+    """Returns the request that an instance came from, as far as it can be parsed."""
     request = instance.request
     group = request.get("server_group")
     spec = RequestSpec(
@@ -193,7 +193,7 @@ def spec_of(instance: Instance) -> RequestSpec:
 
 
 def _moving(instance: Instance, operation: ActionKind, wanted: Mapping[str, Any]) -> RequestSpec:
-    """The request for the place where an instance goes next."""
+    """Returns the request for the place where an instance goes next."""
     spec = spec_of(instance)
     if flavor := wanted.get("flavor"):
         extra_specs = dict(flavor.get("extra_specs") or {})

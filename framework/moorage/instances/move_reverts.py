@@ -49,7 +49,7 @@ class MoveReverts:
 
     @staticmethod
     def found(transaction: Any) -> bool:
-        """Whether a move waits for a dead destination. One statement."""
+        """Returns whether a move waits for a dead destination. One statement."""
         return transaction.execute(_STUCK).first() is not None
 
     def tick(self) -> None:

@@ -82,12 +82,12 @@ RESIZED = "resized"
 
 
 def is_revertible(pending: Mapping[str, Any]) -> bool:
-    """Whether a move is in progress that has not been committed."""
+    """Returns whether a move is in progress that has not been committed."""
     return pending.get("phase") in (OF_PHASE[PREPARE], OF_PHASE[TRANSFER])
 
 
 def acting_host(operation: str, host: str, pending: Mapping[str, Any]) -> str:
-    """The host whose agent does an operation on an instance.
+    """Returns the host whose agent does an operation on an instance.
 
     :param host: where the instance is.
     """

@@ -34,7 +34,7 @@ class NodeContents:
     departures: Departures
 
     def none(self) -> sa.ColumnElement[bool]:
-        """The condition on a row of ``nodes`` that no instance is on it.
+        """Returns the condition on a row of ``nodes`` that no instance is on it.
 
         An instance of another service (``instance_uuid``) does not count in maintenance: its operator says that it is gone.
         """
@@ -43,7 +43,7 @@ class NodeContents:
         return sa.not_(external if occupied is None else sa.or_(external, occupied))
 
     def counts(self, node_uuid: str) -> Mapping[str, int]:
-        """How many ``instances`` are on a node or move to it, and of how many the host has to let go (``departures``)."""
+        """Returns how many ``instances`` are on a node or move to it, and of how many the host has to let go (``departures``)."""
         with self.database.read() as tx:
             uuids = {each.uuid for each in self.instances.on_node(node_uuid, tx)}
         # One that is resized on its own node stands there twice.
@@ -51,7 +51,7 @@ class NodeContents:
         return {"instances": instances, "departures": len(self.departures.of_node(node_uuid).instances)}
 
     def refusal(self, node_uuid: str) -> errors.InUse:
-        """The error that says why a node is not removed, and what to do."""
+        """Returns the error that says why a node is not removed, and what to do."""
         with self.database.read() as tx:
             columns = (nodes.c.name, nodes.c.host, nodes.c.instance_uuid, nodes.c.maintenance)
             row = tx.execute(sa.select(*columns).where(nodes.c.uuid == node_uuid)).first()

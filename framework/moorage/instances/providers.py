@@ -80,7 +80,7 @@ def read_providers(
 
 
 def _of_tree(below: Sequence[ProviderUsage], is_node: Callable[[str], bool]) -> list[ProviderUsage]:
-    """The providers below a node without those of other nodes, and what is below these."""
+    """Returns the providers below a node without those of other nodes, and what is below these."""
     others = {each.provider.uuid for each in below if is_node(each.provider.uuid)}
     while others:
         more = {each.provider.uuid for each in below if each.provider.parent in others} - others
@@ -149,14 +149,14 @@ def claim_of_node(
 
 
 def no_proposal(node: str) -> errors.ConstraintViolated:
-    """The error of a node whose providers cannot give what is asked for."""
+    """Returns the error of a node whose providers cannot give what is asked for."""
     return errors.ConstraintViolated(
         f"The providers of node {node} cannot give all request groups what they ask for.", provider=node
     )
 
 
 def _refused(error: errors.MoorageError, node: str, proposed: Holds) -> set[tuple[str, str]]:
-    """The pairs of provider and class that the error is about; none when it is about the whole node."""
+    """Returns the pairs of provider and class that the error is about; none when it is about the whole node."""
     provider, name = error.details.get("provider"), error.details.get("resource_class")
     taken = proposed.get(str(provider), {})
     if name in taken:

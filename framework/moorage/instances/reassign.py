@@ -178,7 +178,7 @@ class Reassignment:
         return self._pages(host=host)
 
     def _pages(self, **which: str) -> list[Instance]:
-        """All instances that have these fields."""
+        """Returns all instances that have these fields."""
         found: list[Instance] = []
         while True:
             page = self._instances.list(after=found[-1].uuid if found else "", limit=_PAGE, **which)

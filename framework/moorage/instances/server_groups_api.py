@@ -62,7 +62,7 @@ class Groups:
     instances: InstanceStore
 
     def shown(self, group: StoredGroup) -> dict[str, Any]:
-        """A group as the API shows it."""
+        """Returns a group as the API shows it."""
         return {**asdict(group), "members": self._members(group)}
 
     def _members(self, group: StoredGroup) -> list[str]:
@@ -115,7 +115,7 @@ def _project(context: RequestContext) -> str | None:
 
 
 def routes(groups: Groups) -> Sequence[Route]:
-    """The routes, over the groups."""
+    """Returns the routes, over the groups."""
 
     def created(request: Request) -> Response:
         made = groups.store.create(project_id=request.context.project_id or "", **request.body)

@@ -96,7 +96,7 @@ class _EventsApi:
         self._of_projects, self._of_readers = WaitingLimit(_MOST_OF_PROJECT), WaitingLimit(_MOST_OF_READER)
 
     def read(self, request: Request) -> Response:
-        """A page; with ``wait`` and no event yet, a stream that ends with the page."""
+        """Returns a page; with ``wait`` and no event yet, a stream that ends with the page."""
         query = request.query
         wanted = _wanted(request)
         limit, places = query.get("limit", _PAGE), allowed(request, _SEE_PLACES)
@@ -178,7 +178,7 @@ class _EventsApi:
 
 
 def routes(reader: JournalReader, tail: Tail, clock: Clock) -> Sequence[Route]:
-    """The routes, over the journal.
+    """Returns the routes, over the journal.
 
     :param tail: has the newest events for the requests that wait.
     """
@@ -199,7 +199,7 @@ def routes(reader: JournalReader, tail: Tail, clock: Clock) -> Sequence[Route]:
 
 
 def _wanted(request: Request) -> EventFilter:
-    """The filter of a query, within what the caller may see.
+    """Returns the filter of a query, within what the caller may see.
 
     :raises Forbidden: the caller is neither of the system nor of a project.
     """
@@ -235,7 +235,7 @@ def _refuse_before(query: Mapping[str, Any], streams: bool) -> None:
 
 
 def _shown(page: EventPage, places: bool, before: Mapping[int, Mapping[str, Any]] | None = None) -> Mapping[str, Any]:
-    """A page as it is answered.
+    """Returns a page as it is answered.
 
     :param before: what each change has changed, by the number of its event; None: that is not shown.
     """

@@ -52,7 +52,7 @@ class Selection:
     projects: frozenset[str] = frozenset()
 
     def wants(self, event: RecordedEvent) -> bool:
-        """Whether the event is one of these."""
+        """Returns whether the event is one of these."""
         if self.projects and event.project_id not in self.projects:
             return False
         return not self.kinds or event.kind in self.kinds or f"{event.kind.partition('.')[0]}.*" in self.kinds
@@ -138,7 +138,7 @@ class _Delivery:
         return self._pass_over(page.cursor) and len(page.events) == PAGE
 
     def hangs(self) -> bool:
-        """Whether the call of the sink hangs. Called by one thread, until it does."""
+        """Returns whether the call of the sink hangs. Called by one thread, until it does."""
         return self.held is not None and self._detector.look(self.progress)
 
     def give_up(self) -> None:
@@ -292,7 +292,7 @@ class DeliveryLoop:
                 self._begin(sinks[row.name], row)
 
     def has_work(self, transaction: Any) -> bool:
-        """Whether :meth:`look` would find something to do. One statement."""
+        """Returns whether :meth:`look` would find something to do. One statement."""
         if self._running or not self._begun:
             return True
         return bool(self._due(*self._store.list_in(transaction)))

@@ -41,7 +41,7 @@ OPTS: Sequence[cfg.Opt] = (
 
 
 def allowed_networks(conf: cfg.ConfigOpts) -> Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """The networks that webhooks may reach.
+    """Returns the networks that webhooks may reach.
 
     :raises ConfigError: one of them is no network.
     """

@@ -82,7 +82,7 @@ class EventFilter:
         return {name: value for name in _EQUAL if (value := getattr(self, name)) is not None}
 
     def wants(self, event: RecordedEvent) -> bool:
-        """Whether the event is one of these."""
+        """Returns whether the event is one of these."""
         if self.since is not None and event.at < self.since:
             return False
         return all(getattr(event, name) == value for name, value in self.equal().items())
@@ -98,7 +98,7 @@ class EventPage:
 
 @functools.cache
 def page_statement(names: tuple[str, ...], since: bool) -> sa.Select[Any]:
-    """A page of the events whose fields of these names have given values; built once."""
+    """Returns a page of the events whose fields of these names have given values; built once."""
     few = _FEW.intersection(names)
     conditions = [
         # SQLite has no statistics: it might choose the index of a filter that has many events.
@@ -118,7 +118,7 @@ class JournalReader:
         self._database = database
 
     def last(self) -> int:
-        """The number of the newest event; 0 when there was none."""
+        """Returns the number of the newest event; 0 when there was none."""
         return self._database.read_run(_kept)[1]
 
     def page(self, after: int | None, wanted: EventFilter, limit: int) -> EventPage:

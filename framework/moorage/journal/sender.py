@@ -50,13 +50,13 @@ _PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
 
 
 def sign(key: bytes, message_id: str, timestamp: int, body: bytes) -> str:
-    """The signature of a message, as the header ``webhook-signature`` has it."""
+    """Returns the signature of a message, as the header ``webhook-signature`` has it."""
     signed = f"{message_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
 
 
 def is_allowed(address: Address, networks: Sequence[Network]) -> bool:
-    """Whether messages may be sent to an address: it is public, or in one of the networks.
+    """Returns whether messages may be sent to an address: it is public, or in one of the networks.
 
     Of an IPv6 address that contains an IPv4 address (mapped, 6to4, Teredo, NAT64) the IPv4 address decides.
     """

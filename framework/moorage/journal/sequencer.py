@@ -97,7 +97,7 @@ class Sequencer:
 
     @staticmethod
     def waits(tx: sa.Connection) -> bool:
-        """Whether there is a committed event without a number. One statement."""
+        """Returns whether there is a committed event without a number. One statement."""
         return tx.execute(_FIND, {"page": 1}).first() is not None
 
     def _hold(self, row: Any) -> int | None:

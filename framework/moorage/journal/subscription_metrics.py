@@ -29,7 +29,7 @@ class SubscriptionCollector:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The metrics; none when the store is away."""
+        """Returns the metrics; none when the store is away."""
         labels = ["subscription"]
         lag = GaugeMetricFamily("moorage_subscription_lag", "Events up to the newest one", labels=labels)
         failures = GaugeMetricFamily(

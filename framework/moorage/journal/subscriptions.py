@@ -118,7 +118,7 @@ class SubscriptionStore:
         self._database = database
 
     def list(self) -> tuple[Sequence[Subscription], int, int]:
-        """All subscriptions by name, the number of the newest event, and the time; one statement.
+        """Returns all subscriptions by name, the number of the newest event, and the time; one statement.
 
         Both numbers are 0 when there is no subscription.
         """

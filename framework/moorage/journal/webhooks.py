@@ -75,7 +75,7 @@ def new_secret() -> str:
 
 
 def read_secret(text: str) -> bytes:
-    """The key that a secret contains.
+    """Returns the key that a secret contains.
 
     :raises InvalidInput: it is none. The message does not contain it.
     """
@@ -126,7 +126,7 @@ class WebhookStore:
         self._reader = JournalReader(database)
 
     def create(self, name: str, url: str, *, after: str = "latest", **settings: Any) -> Webhook:
-        """A new webhook.
+        """Returns a new webhook.
 
         :param after: it gets the events after this number; ``latest``: those after now; ``oldest``: all that are left.
         :param settings: ``secret`` (None: a new one), ``kinds``, ``projects``, ``enabled``.
@@ -160,7 +160,7 @@ class WebhookStore:
             raise errors.AlreadyExists(f"There is a webhook {name} already.") from None
 
     def enabled(self) -> Sequence[Webhook]:
-        """The webhooks that are enabled; one read."""
+        """Returns the webhooks that are enabled; one read."""
         return self._database.read_run(lambda tx: [Webhook(*row) for row in tx.execute(_ENABLED)])
 
     def list(self, *, after: str = "", limit: int = 1000) -> tuple[Sequence[tuple[Webhook, Subscription]], int]:

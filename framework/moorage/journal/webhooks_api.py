@@ -95,7 +95,7 @@ class _WebhooksApi:
 
 
 def routes(store: WebhookStore) -> Sequence[Route]:
-    """The routes, over the webhooks of the store."""
+    """Returns the routes, over the webhooks of the store."""
     api = _WebhooksApi(store)
     one, tags = "/webhooks/{webhook}", ("webhooks",)
     return (

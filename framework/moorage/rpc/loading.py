@@ -20,7 +20,7 @@ _OSLO_SCHEMES = frozenset({"rabbit", "kombu", "kafka", "fake"})
 
 
 def plugin_name(url: str) -> str:
-    """The plugin that drives a URL: the one called like its scheme, or ``oslo`` for what oslo.messaging drives.
+    """Returns the plugin that drives a URL: the one called like its scheme, or ``oslo`` for what oslo.messaging drives.
 
     :raises ConfigError: nothing does.
     """
@@ -40,7 +40,7 @@ def plugin_name(url: str) -> str:
 
 
 def check_transport(url: str, needs: Set[str]) -> Loaded[Transport]:
-    """The plugin that drives a URL, once it is known to be able to do what is needed.
+    """Returns the plugin that drives a URL, once it is known to be able to do what is needed.
 
     :param needs: capabilities, of those in :mod:`moorage.rpc.interface`.
     :raises ConfigError: it cannot, or there is none (PluginLoadError: the plugin cannot be used).
@@ -57,7 +57,7 @@ def check_transport(url: str, needs: Set[str]) -> Loaded[Transport]:
 
 
 def open_transport(conf: cfg.ConfigOpts, clock: Clock, needs: Set[str] = frozenset()) -> Transport:
-    """The transport that the configuration chooses; it connects when it is first used.
+    """Returns the transport that the configuration chooses; it connects when it is first used.
 
     :param needs: capabilities that it must have.
     :raises ConfigError: the URL or an option cannot be used, or the transport cannot do what is needed (PluginLoadError: the

@@ -136,7 +136,7 @@ class WorkQueue(Generic[T]):
             return not (left_over or self._running), left_over
 
     def _begin(self) -> bool:
-        """Whether this thread may work on one more item."""
+        """Returns whether this thread may work on one more item."""
         with self._changed:
             free = not self._stopped and not self._items and self._running < self._most_threads
             self._running += free

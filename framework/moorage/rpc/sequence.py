@@ -79,7 +79,7 @@ class OriginFilter:
             self._services.pop(service, None)
 
     def __len__(self) -> int:
-        """How many services are remembered."""
+        """Returns how many services are remembered."""
         return len(self._services)
 
     def _first(self, origin: Origin, verdict: Verdict) -> Verdict:

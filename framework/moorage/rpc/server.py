@@ -43,7 +43,7 @@ _current: contextvars.ContextVar[_Handling | None] = contextvars.ContextVar("moo
 
 
 def incoming() -> Message | None:
-    """The message that this thread is handling; None outside of a handler."""
+    """Returns the message that this thread is handling; None outside of a handler."""
     handling = _current.get()
     return None if handling is None else handling.message
 
@@ -69,7 +69,7 @@ def rpc_method(function: F) -> F:
 
 
 def endpoints_of(*objects: object) -> dict[str, Callable[..., Any]]:
-    """The marked methods of some objects by name; raises ConfigError when two have one name."""
+    """Returns the marked methods of some objects by name; raises ConfigError when two have one name."""
     table: dict[str, Callable[..., Any]] = {}
     for endpoint in objects:
         for name, member in inspect.getmembers(endpoint, callable):
@@ -84,7 +84,7 @@ def endpoints_of(*objects: object) -> dict[str, Callable[..., Any]]:
 
 
 def _signature(endpoint: Callable[..., Any]) -> inspect.Signature:
-    """The signature of an endpoint; that of a method is the same for all objects of its class."""
+    """Returns the signature of an endpoint; that of a method is the same for all objects of its class."""
     if inspect.ismethod(endpoint):
         return _signature_of_method(endpoint.__func__)
     return inspect.signature(endpoint)
@@ -181,7 +181,7 @@ _local = threads.local()
 
 
 def _nobody() -> request_context.RequestContext:
-    """An empty context for this thread between two messages, so that logs do not name the last one's user."""
+    """Returns an empty context for this thread between two messages, so that logs do not name the last one's user."""
     empty: request_context.RequestContext | None = getattr(_local, "nobody", None)
     if empty is None:
         empty = _local.nobody = request_context.anonymous()

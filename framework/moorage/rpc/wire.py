@@ -69,7 +69,7 @@ def check_size(size: int, limit: int, what: str) -> None:
 
 
 def load(encoded: bytes, what: str) -> dict[str, Any]:
-    """The object that ``encoded`` holds; raises InvalidInput when it is anything else."""
+    """Returns the object that ``encoded`` holds; raises InvalidInput when it is anything else."""
     try:
         data = json.loads(encoded)
     except (ValueError, RecursionError) as error:
@@ -85,7 +85,7 @@ def origin_to_data(origin: Origin | None) -> list[Any] | None:
 
 
 def origin_from_data(data: Any) -> Origin | None:
-    """The reverse of :func:`origin_to_data`; raises InvalidInput for anything else than it makes."""
+    """Returns the reverse of :func:`origin_to_data`; raises InvalidInput for anything else than it makes."""
     match data:
         case None:
             return None
@@ -96,7 +96,7 @@ def origin_from_data(data: Any) -> Origin | None:
 
 
 def message_to_data(message: Message) -> dict[str, Any]:
-    """The plain data of a message, without its timeout (that is the transport's)."""
+    """Returns the plain data of a message, without its timeout (that is the transport's)."""
     return {
         "method": message.method,
         "args": dict(message.args),
@@ -107,7 +107,7 @@ def message_to_data(message: Message) -> dict[str, Any]:
 
 
 def message_from_data(data: Mapping[str, Any], timeout: float | None = None) -> Message:
-    """The reverse of :func:`message_to_data`; raises InvalidInput when a field has a wrong type."""
+    """Returns the reverse of :func:`message_to_data`; raises InvalidInput when a field has a wrong type."""
     method, version = data.get("method"), data.get("version", "1.0")
     args, context = data.get("args") or {}, data.get("context") or {}
     if not (isinstance(method, str) and isinstance(version, str)):
@@ -137,7 +137,7 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
 
 
 def error_reply(error: Exception, method: str, limit: int = _LARGEST_ERROR) -> dict[str, Any]:
-    """The reply that tells the caller of a method of an error, in at most about ``limit`` bytes.
+    """Returns the reply that tells the caller of a method of an error, in at most about ``limit`` bytes.
 
     An unexpected exception is logged with an id, and the reply has only the id.
     """
@@ -171,7 +171,7 @@ def unexpected(method: str, error: Exception) -> errors.MoorageError:
 
 
 def _sendable(error: errors.MoorageError, limit: int) -> errors.MoorageError:
-    """The error, with details that are not JSON data turned to text, and without them when they are too large."""
+    """Returns the error, with details that are not JSON data turned to text, and without them when they are too large."""
     described = errors.to_wire(error)
     try:
         size = len(json.dumps(described, allow_nan=False))
@@ -184,7 +184,7 @@ def _sendable(error: errors.MoorageError, limit: int) -> errors.MoorageError:
 
 
 def refusal(error: errors.MoorageError) -> bytes:
-    """The reply of a receiver that did not pass the message to its handler."""
+    """Returns the reply of a receiver that did not pass the message to its handler."""
     return json.dumps({"refused": errors.to_wire(error)}).encode()
 
 

@@ -124,7 +124,7 @@ def check_free_form(request: Request, asked: Mapping[str, Any]) -> None:
 
 
 def allowed(request: Request, rule: str) -> bool:
-    """Whether the caller may do more than the route's own policy says."""
+    """Returns whether the caller may do more than the route's own policy says."""
     try:
         request.check_policy(rule)
     except errors.Forbidden:
@@ -133,12 +133,12 @@ def allowed(request: Request, rule: str) -> bool:
 
 
 def _without_hosts(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer of select for callers who may not see the fleet: how many would find a place, without names."""
+    """Returns an answer of select for callers who may not see the fleet: how many would find a place, without names."""
     return {**answer, "selections": [{"weight": each["weight"]} for each in answer["selections"]]}
 
 
 def routes(schedulers: SchedulerClient, resolve: Resolver) -> Sequence[Route]:
-    """The routes, over a way to reach schedulers.
+    """Returns the routes, over a way to reach schedulers.
 
     :param resolve: called with the body of a request and who asks.
     """

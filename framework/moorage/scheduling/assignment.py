@@ -26,7 +26,7 @@ _SEED_RULE = "seed"
 
 
 def takes_amount(item: InventoryItem, amount: int, rule: str) -> bool:
-    """Whether an inventory takes the amount at all: by min_unit, max_unit and step_size, without regard to capacity."""
+    """Returns whether an inventory takes the amount at all: by min_unit, max_unit and step_size, without regard to capacity."""
     stepped = amount % item.step_size == 0 or (rule == _SEED_RULE and amount == item.min_unit)
     return stepped and item.min_unit <= amount <= item.max_unit
 
@@ -221,7 +221,7 @@ class Search:
         ]
 
     def _has_room(self, place: int, resources: Mapping[str, int]) -> bool:
-        """Whether a provider has room for more, beside what this search has taken of it."""
+        """Returns whether a provider has room for more, beside what this search has taken of it."""
         rooms = self._rooms[place]
         for name, amount in resources.items():
             found = rooms.get(name)
@@ -271,7 +271,7 @@ class Search:
         return _Part(group, resources, options, like, sum(1 << place for place in options), below)
 
     def _components(self, contents: Mapping[str, str]) -> list[tuple[list[tuple[RequestGroup, list[int]]], str]]:
-        """The groups that subtrees connect, scarce ones first, and what is equal for components that are exchangeable."""
+        """Returns the groups that subtrees connect, scarce ones first, and what is equal for components that are exchangeable."""
         query = self._query
         sets = {group.suffix: {group.suffix} for group in query.groups if group.suffix}
         for each in query.same_subtree:
@@ -336,13 +336,13 @@ class Search:
             self._taken[place, name] = self._taken.get((place, name), 0) + sign * amount
 
     def _is_possible(self, number: int) -> bool:
-        """Whether the parts up to this one leave a top for each subtree, and a provider for each trait."""
+        """Returns whether the parts up to this one leave a top for each subtree, and a provider for each trait."""
         if self._parts[number].group.suffix:
             return all(self._has_top(each, number) for each in self._subtrees if number in each)
         return self._have_traits(number)
 
     def _has_top(self, subtree: Sequence[int], number: int) -> bool:
-        """Whether a provider that is chosen, or may be, is above all others of a subtree that are chosen, or may be."""
+        """Returns whether a provider that is chosen, or may be, is above all others of a subtree that are chosen, or may be."""
         tops, above = 0, -1
         for each in subtree:
             if each <= number:
@@ -355,7 +355,7 @@ class Search:
         return bool(tops & above)
 
     def _have_traits(self, number: int) -> bool:
-        """Whether the providers of the group without a suffix have its traits together, or may have them."""
+        """Returns whether the providers of the group without a suffix have its traits together, or may have them."""
         group = self._parts[number].group
         if not group.required:
             return True
@@ -391,7 +391,7 @@ def _rooms(
 
 
 def _lines(providers: Sequence[ProviderState]) -> list[tuple[int, ...]]:
-    """The places of each provider and of all above it, upwards."""
+    """Returns the places of each provider and of all above it, upwards."""
     places = {each.uuid: place for place, each in enumerate(providers)}
     lines = []
     for place in range(len(providers)):

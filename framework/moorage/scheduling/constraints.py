@@ -21,7 +21,7 @@ _CHECK_FORCED = "_nova_check_type"
 def requested_rows(
     fleet: Snapshot, spec: RequestSpec, refused: Collection[str] = (), lacking: Collection[str] = ()
 ) -> Rows:
-    """The rows that the request itself allows. Forced and ignored hosts are compared without case, as Nova does.
+    """Returns the rows that the request itself allows. Forced and ignored hosts are compared without case, as Nova does.
 
     :param refused: uuids of nodes that have refused it.
     :param lacking: hosts whose agents lack a power that it needs.
@@ -60,12 +60,12 @@ def requested_rows(
 
 
 def unfiltered(spec: RequestSpec) -> bool:
-    """Whether the filters are not asked: a host is forced, as in Nova."""
+    """Returns whether the filters are not asked: a host is forced, as in Nova."""
     return bool(spec.force_hosts or spec.force_nodes) and spec.hints.get(_CHECK_FORCED) is None
 
 
 def could_fit_when_empty(fleet: Snapshot, spec: RequestSpec) -> bool:
-    """Whether any node would have enough if it were empty."""
+    """Returns whether any node would have enough if it were empty."""
     enough = [fleet.capacity(name) >= amount for name, amount in spec.flavor.resources.items()]
     return not enough or bool(np.logical_and.reduce(enough).any())
 

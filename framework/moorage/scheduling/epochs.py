@@ -44,7 +44,7 @@ class ConfirmedEpochs:
         self._refused: dict[str, tuple[int, str]] = {}
 
     def confirms(self, origin: Origin, host: str) -> bool:
-        """Whether the message may be believed; may read the table.
+        """Returns whether the message may be believed; may read the table.
 
         :param host: what the message speaks of; see :meth:`take_confirmed`.
         """

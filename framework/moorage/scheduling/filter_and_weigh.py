@@ -160,7 +160,7 @@ class _Run:
     asked: list[tuple[_Filter, Rows | None]] = field(default_factory=list)
 
     def left(self) -> Rows:
-        """The rows that are left."""
+        """Returns the rows that are left."""
         if self.rows is None:
             if self.mask is None:
                 return self.fleet.all_rows
@@ -247,7 +247,7 @@ class Pipeline:
         return tuple(each.name for each in self._filters)
 
     def spreads_over(self, guard: PluginRunner, fleet: Snapshot) -> bool:
-        """Whether aggregates leave every weigher's multiplier its sign; it follows from the nodes alone."""
+        """Returns whether aggregates leave every weigher's multiplier its sign; it follows from the nodes alone."""
         with guard.slot() as slot:
             for each in self._weighers:
                 slot.begin(each)
@@ -443,7 +443,7 @@ class Pipeline:
         return found
 
     def _preferred(self, run: _Run, rows: Rows) -> int:
-        """How many of the rows every weigher prefers; none if one raises, so that all nodes are ranked."""
+        """Returns how many of the rows every weigher prefers; none if one raises, so that all nodes are ranked."""
         mask: Mask = np.ones(len(rows), dtype=np.bool_)
         for each in self._weighers:
             run.slot.begin(each)
@@ -539,7 +539,7 @@ def _mask(plugin: HostFilter, fleet: Snapshot, where: Where, spec: RequestSpec) 
 
 
 def _one_by_one(plugin: HostFilter, fleet: Snapshot, rows: Rows, spec: RequestSpec) -> Rows:
-    """A filter that looks at one node at a time: once for each key that it gives, or once for each node."""
+    """Returns a filter that looks at one node at a time: once for each key that it gives, or once for each node."""
     keys = fleet.key_column(plugin)
     if keys is not None:
         return keys.rows_where(rows, lambda row: bool(plugin.host_passes(fleet.host_state(row), spec)))
@@ -580,7 +580,7 @@ def _checked(rows: Any, size: int) -> Rows:
 
 
 def of(filters: Sequence[HostFilter], weighers: Sequence[HostWeigher] = ()) -> Pipeline:
-    """The pipeline of plugins that are there already, in this order; for their tests."""
+    """Returns the pipeline of plugins that are there already, in this order; for their tests."""
     return Pipeline(
         [_Filter(*_named_after(each), each.advisory, each) for each in filters],
         [_Weigher(*_named_after(each), each) for each in weighers],
@@ -594,7 +594,7 @@ def _named_after(plugin: HostFilter | HostWeigher) -> tuple[str, str, str, str]:
 
 
 def load(conf: Any) -> Pipeline:
-    """The pipeline that the configuration names.
+    """Returns the pipeline that the configuration names.
 
     :raises PluginLoadError: a plugin is missing or cannot be used.
     :raises ConfigError: a filter needs instances, which are not tracked.

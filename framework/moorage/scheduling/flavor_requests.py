@@ -39,7 +39,7 @@ class FlavorResolver:
                 self._state = state
 
     def resolved(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The body of a request with the extra specs and the version of its flavor, and with what an instance of it holds.
+        """Returns the body of a request with the extra specs and the version of its flavor, and with what an instance of it holds.
 
         To be called once for a body.
 
@@ -70,7 +70,7 @@ class FlavorResolver:
         }
 
     def _version_of(self, flavor: Mapping[str, Any]) -> int:
-        """The version with the contents of a free-form flavor; 0: the catalogue does not have the flavor."""
+        """Returns the version with the contents of a free-form flavor; 0: the catalogue does not have the flavor."""
         if self._state is None:
             self.refresh()
         versions = self._known.get(flavor["flavorid"], ())

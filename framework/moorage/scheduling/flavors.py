@@ -58,7 +58,7 @@ _DEPRECATE = (
 
 
 def _page(implicit: bool) -> sa.Select[Any]:
-    """The newest version of each flavor, a page in the order of flavorids."""
+    """Returns the newest version of each flavor, a page in the order of flavorids."""
     other = flavors.alias("other")
     newest = sa.select(sa.func.max(other.c.version)).where(other.c.flavorid == flavors.c.flavorid)
     query = sa.select(*_COLUMNS).where(flavors.c.flavorid > sa.bindparam("after", type_=sa.String))
@@ -101,7 +101,7 @@ class FlavorVersion:
     updated_at: int
 
     def means(self, resources: Mapping[str, int], extra_specs: Mapping[str, str]) -> bool:
-        """Whether a flavor with these contents is the same.
+        """Returns whether a flavor with these contents is the same.
 
         :param resources: as they are given.
         """
@@ -190,12 +190,12 @@ class FlavorStore:
         return self._until_done(flavorid, work)
 
     def newest(self, flavorid: str) -> FlavorVersion | None:
-        """The newest version that is not implicit, deprecated or not; None when the catalogue has no such flavor."""
+        """Returns the newest version that is not implicit, deprecated or not; None when the catalogue has no such flavor."""
         with self._database.read() as tx:
             return _newest(tx, flavorid)
 
     def versions(self, flavorid: str) -> Sequence[FlavorVersion]:
-        """All versions of a flavor, the oldest first.
+        """Returns all versions of a flavor, the oldest first.
 
         :raises NotFound: there is none.
         """
@@ -206,7 +206,7 @@ class FlavorStore:
         return found
 
     def list(self, *, after: str = "", limit: int = 1000, implicit: bool = False) -> Sequence[FlavorVersion]:
-        """The newest version of each flavor in the order of flavorids, a page of ``limit`` after the given flavorid.
+        """Returns the newest version of each flavor in the order of flavorids, a page of ``limit`` after the given flavorid.
 
         :param implicit: count implicit versions, too.
         """
@@ -219,7 +219,7 @@ class FlavorStore:
             return tuple(map(int, tx.execute(_STATE).one()))
 
     def all(self) -> Mapping[str, Sequence[FlavorVersion]]:
-        """All versions that are not implicit, by flavorid, the newest first."""
+        """Returns all versions that are not implicit, by flavorid, the newest first."""
         found: dict[str, list[FlavorVersion]] = {}
         with self._database.read() as tx:
             for row in tx.execute(_ALL):

@@ -88,7 +88,7 @@ _LIST = {
 
 
 def routes(store: FlavorStore, changed: Callable[[], object] = lambda: None) -> Sequence[Route]:
-    """The routes, over the flavors of the store.
+    """Returns the routes, over the flavors of the store.
 
     :param changed: called after a change.
     """
@@ -174,7 +174,7 @@ def routes(store: FlavorStore, changed: Callable[[], object] = lambda: None) -> 
 
 
 def _chosen(found: Sequence[FlavorVersion], version: int | None) -> FlavorVersion:
-    """The version of a flavor that a request means: the newest one that can be requested, or else the newest one."""
+    """Returns the version of a flavor that a request means: the newest one that can be requested, or else the newest one."""
     if version is None:
         return max(found, key=lambda each: (not each.implicit, each.version))
     for each in found:

@@ -347,7 +347,7 @@ class FleetView:
         self._fold_if_many()
 
     def overcounted(self) -> list[str]:
-        """The hosts with nodes of which the known instances use more than the store said last."""
+        """Returns the hosts with nodes of which the known instances use more than the store said last."""
         with self._lock:
             self._fold()
             more = np.zeros(len(self._nodes), dtype=np.bool_)
@@ -356,7 +356,7 @@ class FleetView:
             return sorted({self._nodes[row].host for row in np.flatnonzero(more)})
 
     def of_host(self, host: str) -> dict[str, InstanceRecord]:
-        """The known instances of a host by uuid."""
+        """Returns the known instances of a host by uuid."""
         with self._lock:
             rows = self._host(host).rows.values()
             if len(rows) == 1 and not self._homeless:
@@ -366,7 +366,7 @@ class FleetView:
             return found
 
     def digest(self, host: str) -> tuple[int, str]:
-        """How many instances of a host are known, and their digest; computed once after each change."""
+        """Returns how many instances of a host are known, and their digest; computed once after each change."""
         with self._lock:
             of_host = self._host(host)
             if of_host.digest is None:
@@ -381,7 +381,7 @@ class FleetView:
         return found if found is not None else self._homeless.get(uuid)
 
     def group_members(self, project_id: str, group: str) -> frozenset[str]:
-        """The known instances of a project's server group."""
+        """Returns the known instances of a project's server group."""
         with self._lock:
             return frozenset(self._groups.get((project_id, group), ()))
 
@@ -517,7 +517,7 @@ class FleetView:
         self._fold_if_many()
 
     def _kind(self, record: InstanceRecord) -> int:
-        """The number of the kind: instances of one kind change the columns of their rows alike."""
+        """Returns the number of the kind: instances of one kind change the columns of their rows alike."""
         known = self._kinds.get(id(record.resources))
         if known is not None and known[0] == record.flavorid and known[1] == record.busy:
             return known[2]
@@ -590,7 +590,7 @@ class FleetView:
         self._noted_rows, self._noted_kinds = [], []
 
     def _is_counted(self, flavorid: str) -> bool:
-        """Whether the instances of a flavor are counted by row; makes the column for one of the first flavors."""
+        """Returns whether the instances of a flavor are counted by row; makes the column for one of the first flavors."""
         if flavorid not in self._flavors:
             if len(self._flavors) >= COUNTED_FLAVORS:
                 return False
@@ -599,7 +599,7 @@ class FleetView:
         return True
 
     def _changeable(self, columns: dict[str, Any], name: str) -> npt.NDArray[Any]:
-        """A column that no snapshot has: a copy in its place if one has it."""
+        """Returns a column that no snapshot has: a copy in its place if one has it."""
         column: npt.NDArray[Any] = columns[name]
         if not column.flags.writeable:
             column = columns[name] = column.copy()
@@ -634,7 +634,7 @@ class FleetView:
         self._changed_rows, self._era = [], object()
 
     def snapshot(self) -> Snapshot:
-        """The fleet as it is now; the same object as long as nothing changes."""
+        """Returns the fleet as it is now; the same object as long as nothing changes."""
         found = self._snapshot
         if found is not None:
             return found
@@ -735,7 +735,7 @@ def _column(nodes: Sequence[NodeState], kind: str, name: str) -> Floats:
 
 
 def _changed(column: Floats, rows: Rows, nodes: Sequence[NodeState], kind: str, name: str) -> Floats:
-    """A column with the values of these nodes in these rows; the same one if nothing differs."""
+    """Returns a column with the values of these nodes in these rows; the same one if nothing differs."""
     values = np.array([getattr(node, kind).get(name, 0.0) for node in nodes], dtype=np.float64)
     if np.array_equal(column[rows], values):
         return column

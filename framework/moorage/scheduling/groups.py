@@ -148,7 +148,7 @@ class GroupStore:
 
 
 def is_promised(group: ServerGroup | None) -> bool:
-    """Whether a claim must keep the policy of the group."""
+    """Returns whether a claim must keep the policy of the group."""
     return group is not None and group.policy in _HARD
 
 

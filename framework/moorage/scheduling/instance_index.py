@@ -27,13 +27,13 @@ class Places(Protocol):
     """Which instance is where, at one moment."""
 
     def row_of(self, uuid: str) -> int | None:
-        """The row of an instance, where known."""
+        """Returns the row of an instance, where known."""
 
     def locate(self, uuids: Iterable[str]) -> dict[str, int]:
         """Instance -> row, for the known ones."""
 
     def on_row(self, row: int) -> Mapping[str, InstanceRecord]:
-        """The instances of a row by uuid; must not be changed."""
+        """Returns the instances of a row by uuid; must not be changed."""
 
 
 class _Undo:
@@ -58,7 +58,7 @@ class IndexView:
         self._undo = undo
 
     def row_of(self, uuid: str) -> int | None:
-        """The row of an instance, where known."""
+        """Returns the row of an instance, where known."""
         row = self._rows.get(uuid)
         for undo in self._newest_first():
             if uuid in undo.places:
@@ -75,7 +75,7 @@ class IndexView:
         return {uuid: row for uuid, row in found.items() if row is not None}
 
     def on_row(self, row: int) -> Mapping[str, InstanceRecord]:
-        """The instances of a row by uuid."""
+        """Returns the instances of a row by uuid."""
         found = self._here[row]
         for undo in self._newest_first():
             found = undo.rows.get(row, found)
@@ -105,7 +105,7 @@ class Overlay:
         self._on_row = on_row
 
     def row_of(self, uuid: str) -> int | None:
-        """The row of an instance, where known."""
+        """Returns the row of an instance, where known."""
         return self._extra[uuid] if uuid in self._extra else self._base.row_of(uuid)
 
     def locate(self, uuids: Iterable[str]) -> dict[str, int]:
@@ -113,12 +113,12 @@ class Overlay:
         return {uuid: row for uuid in uuids if (row := self.row_of(uuid)) is not None}
 
     def on_row(self, row: int) -> Mapping[str, InstanceRecord]:
-        """The instances of a row by uuid."""
+        """Returns the instances of a row by uuid."""
         found = self._on_row.get(row)
         return self._base.on_row(row) if found is None else found
 
     def with_row(self, row: int, here: Here) -> Overlay:
-        """The index with these instances on a row, and no others."""
+        """Returns the index with these instances on a row, and no others."""
         gone = {uuid: None for uuid in self.on_row(row) if uuid not in here}
         extra = {**self._extra, **gone, **dict.fromkeys(here, row)}
         return Overlay(self._base, extra, {**self._on_row, row: here})
@@ -139,7 +139,7 @@ class InstanceIndex:
         return len(self._rows)
 
     def view(self) -> IndexView:
-        """The index as it is now; what changes later does not show."""
+        """Returns the index as it is now; what changes later does not show."""
         undo = _Undo()
         if self._undo is not None:
             self._undo.after = undo
@@ -170,11 +170,11 @@ class InstanceIndex:
         return self._rows.get(uuid)
 
     def on_row(self, row: int) -> Here:
-        """The instances of a row; valid until the next change."""
+        """Returns the instances of a row; valid until the next change."""
         return self._here[row]
 
     def records(self) -> Iterable[InstanceRecord]:
-        """All instances."""
+        """Returns all instances."""
         for here in self._here:
             yield from here.values()
 

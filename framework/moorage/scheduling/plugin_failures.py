@@ -47,7 +47,7 @@ class StoredPluginFailures:
         self._database.run(work)
 
     def count(self, plugin: str) -> int:
-        """How many incidents the plugin had within the window, as of the last refresh."""
+        """Returns how many incidents the plugin had within the window, as of the last refresh."""
         return self._counts.get(plugin, 0)
 
     def refresh(self) -> None:

@@ -55,7 +55,7 @@ class _Inventories:
     shapes: npt.NDArray[np.intp]
 
     def count(self, inventories: Mask, size: int) -> npt.NDArray[Any]:
-        """How many of these inventories each of so many rows has."""
+        """Returns how many of these inventories each of so many rows has."""
         single = len(self.rows) == len(self.at)
         if single and len(self.rows) == size:
             return inventories
@@ -109,7 +109,7 @@ class ProviderUse:
         return True
 
     def held(self) -> list[str]:
-        """The consumers whose changes the next reading has."""
+        """Returns the consumers whose changes the next reading has."""
         return [*self._pending, *self._gone]
 
     def read(self, uuids: Collection[str]) -> None:
@@ -160,7 +160,7 @@ class ProviderColumns:
 
     @classmethod
     def of(cls, nodes: Sequence[NodeState]) -> ProviderColumns:
-        """The columns of all nodes."""
+        """Returns the columns of all nodes."""
         of_row = [node.own_and_nested for node in nodes]
         counts = np.array([len(each) for each in of_row], dtype=np.intp)
         starts = np.concatenate((np.zeros(1, dtype=np.intp), np.cumsum(counts)))[:-1]
@@ -192,7 +192,7 @@ class ProviderColumns:
         )
 
     def changed(self, rows: Rows, nodes: Sequence[NodeState]) -> ProviderColumns | None:
-        """The columns with other use of the providers of some rows; None: more than use has changed."""
+        """Returns the columns with other use of the providers of some rows; None: more than use has changed."""
         numbers: list[int] = []
         states: list[ProviderState] = []
         for row, node in zip(rows.tolist(), nodes, strict=True):
@@ -220,12 +220,12 @@ class ProviderColumns:
         return replace(self, providers=providers, inventories=inventories, _rooms={})
 
     def of_row(self, row: int) -> Sequence[ProviderState]:
-        """The providers of a node."""
+        """Returns the providers of a node."""
         end = int(self.starts[row + 1]) if row + 1 < len(self.starts) else len(self.providers)
         return self.providers[int(self.starts[row]) : end]
 
     def depths(self) -> Rows:
-        """How many providers are above each one."""
+        """Returns how many providers are above each one."""
         found: Rows | None = self._kept.get("depths")
         if found is None:
             up = np.arange(len(self.providers), dtype=np.intp)
@@ -241,7 +241,7 @@ class ProviderColumns:
         return found
 
     def changes(self, name: str, sums: Mapping[tuple[str, str], int]) -> tuple[Rows, Floats]:
-        """The inventories of a class that something was claimed from since the reading, and how much."""
+        """Returns the inventories of a class that something was claimed from since the reading, and how much."""
         table = self.inventories[name]
         places: list[int] = []
         amounts: list[float] = []
@@ -523,7 +523,7 @@ class _Fit:
             possible &= self._any(self._tops(of_set))
 
     def _sets(self, wants: Iterable[_Want]) -> list[list[_Want]]:
-        """The wants of each ``same_subtree``."""
+        """Returns the wants of each ``same_subtree``."""
         return [[want for want in wants if want.suffix in suffixes] for suffixes in self._query.same_subtree]
 
     def _tops(self, wants: Iterable[_Want]) -> Mask:
@@ -624,7 +624,7 @@ class _Fit:
             sure &= wants[0].counts >= whole
 
     def _searched(self, possible: Mask, sure: Mask) -> Mask:
-        """The rows for which a search finds an assignment, and those that are sure.
+        """Returns the rows for which a search finds an assignment, and those that are sure.
 
         Rows that are equal for the query are searched once. All searches share the steps of the decision. Where these run out, rows
         do not pass; as long as no row has passed, the search goes on with as many steps as one node may take.
@@ -645,7 +645,7 @@ class _Fit:
         return passed
 
     def _kinds(self, rows: Rows) -> list[tuple[Search, Rows]]:
-        """The rows, those together that are equal for the query, and a search for each kind."""
+        """Returns the rows, those together that are equal for the query, and a search for each kind."""
         _, first, kind = np.unique(self._forms(rows), return_index=True, return_inverse=True)
         same = np.split(rows[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1])
         searches = [
@@ -654,7 +654,7 @@ class _Fit:
         return list(zip(searches, same, strict=True))
 
     def _forms(self, rows: Rows) -> npt.NDArray[np.uint64]:
-        """A hash for each of the rows, which is equal where providers differ in names and order alone.
+        """Returns a hash for each of the rows, which is equal where providers differ in names and order alone.
 
         One of 64 bits: should two kinds ever share it, a claim refuses what does not fit.
         """
@@ -702,7 +702,7 @@ class _Fit:
 
 
 def _summed(mask: Mask, starts: Rows) -> npt.NDArray[Any]:
-    """How many are true from each start to the next. ``np.add.reduceat`` takes twice as long."""
+    """Returns how many are true from each start to the next. ``np.add.reduceat`` takes twice as long."""
     sums = np.cumsum(mask, dtype=np.int32)
     counts = np.append(sums[starts[1:] - 1], sums[-1:])
     counts[1:] -= counts[:-1].copy()

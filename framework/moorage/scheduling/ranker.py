@@ -118,7 +118,7 @@ class Ranker:
         return ranking.preferred // max(_ENOUGH, policy.looked_at or 1)
 
     def _spreads(self, policy: SchedulingPolicy, whole: Snapshot) -> bool:
-        """Whether the weighers spread instances over all of the fleet; found out once for each reading of the nodes."""
+        """Returns whether the weighers spread instances over all of the fleet; found out once for each reading of the nodes."""
         pipeline, fleet, answer = self._spread
         if pipeline is not policy.pipeline or fleet is not whole:
             answer = policy.pipeline.spreads_over(policy.guard, whole)
@@ -190,7 +190,7 @@ class Ranker:
         )
 
     def with_members(self, spec: RequestSpec, more: Sequence[str]) -> RequestSpec:
-        """The request with the members of its server group that the view has, and some more."""
+        """Returns the request with the members of its server group that the view has, and some more."""
         group = spec.server_group
         if group is None:
             return spec
@@ -205,7 +205,7 @@ class Ranker:
         self._read_silent()
 
     def fleet(self) -> Snapshot:
-        """The fleet, refreshed before where hosts whose agents send no messages were read too long ago."""
+        """Returns the fleet, refreshed before where hosts whose agents send no messages were read too long ago."""
         self._read_silent()
         return self._view.snapshot()
 

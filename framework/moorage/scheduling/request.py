@@ -105,7 +105,7 @@ def property_types(image: Mapping[str, Any]) -> Mapping[str, type]:
 
 
 def spec_from_json(data: Mapping[str, Any], project_id: str, user_id: str, *, all_projects: bool = True) -> RequestSpec:
-    """A request from a body that has been validated; a hint may be a text or a list."""
+    """Returns a request from a body that has been validated; a hint may be a text or a list."""
     flavor = data["flavor"]
     hints = {
         name: [value] if isinstance(value, str) else list(value) for name, value in (data.get("hints") or {}).items()

@@ -82,7 +82,7 @@ def words(extra_specs: Mapping[str, Any], properties: Mapping[str, Any]) -> Iter
 
 
 def is_word(key: str) -> bool:
-    """Whether a key is of the language."""
+    """Returns whether a key is of the language."""
     return _KEY.fullmatch(key) is not None
 
 

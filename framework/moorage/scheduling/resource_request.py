@@ -207,7 +207,7 @@ def as_far_as_parsed(spec: RequestSpec) -> RequestSpec:
 
 
 def _only(spec: RequestSpec, wanted: Callable[[str], bool]) -> RequestSpec:
-    """The request with the wanted keys of its extra specs and image properties."""
+    """Returns the request with the wanted keys of its extra specs and image properties."""
     extra_specs = {key: value for key, value in spec.flavor.extra_specs.items() if wanted(key)}
     image = dict(spec.image)
     if properties := image.get("properties"):
@@ -234,7 +234,7 @@ def needed_powers(spec: RequestSpec) -> tuple[str, ...]:
 
 
 def is_grouped(spec: RequestSpec) -> bool:
-    """Whether a request has groups with a suffix. Costs nothing where a flavor has no extra specs."""
+    """Returns whether a request has groups with a suffix. Costs nothing where a flavor has no extra specs."""
     return bool(spec.flavor.extra_specs) and any(group.suffix for group in resource_request(spec).groups)
 
 
@@ -352,7 +352,7 @@ def _check_resourceless(
 
 
 def _first_of(suffix: str, found: Iterable[Word]) -> Word:
-    """The first key of a group."""
+    """Returns the first key of a group."""
     return next(word for word in found if word.kind in (RESOURCES, TRAIT) and word.suffix == suffix)
 
 

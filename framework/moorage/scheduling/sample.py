@@ -106,7 +106,7 @@ class _Places:
         self._rows = rows
 
     def row_of(self, uuid: str) -> int | None:
-        """The row of an instance, where known."""
+        """Returns the row of an instance, where known."""
         return self.locate((uuid,)).get(uuid)
 
     def locate(self, uuids: Iterable[str]) -> dict[str, int]:
@@ -120,7 +120,7 @@ class _Places:
         }
 
     def on_row(self, row: int) -> Mapping[str, InstanceRecord]:
-        """The instances of a row by uuid."""
+        """Returns the instances of a row by uuid."""
         return self._places.on_row(int(self._rows[row]))
 
 
@@ -194,7 +194,7 @@ class Sample(Snapshot):
         return self._within(self.whole.rows_of_folded_hosts(hosts))
 
     def _within(self, rows: Rows) -> Rows:
-        """The rows of the sample that stand for some rows of the fleet."""
+        """Returns the rows of the sample that stand for some rows of the fleet."""
         return frozen_array(np.flatnonzero(np.isin(self.rows, rows, assume_unique=True)))
 
     @override
@@ -220,7 +220,7 @@ class Sample(Snapshot):
         return self._part("traits", self.whole.traits)
 
     def _part(self, name: Hashable, column: Column) -> Column:
-        """A column of the fleet for the rows of the sample, with those values alone that they have."""
+        """Returns a column of the fleet for the rows of the sample, with those values alone that they have."""
         found: Column | None = self._derived.get(name)
         if found is None:
             codes = column.codes[self.rows]

@@ -371,7 +371,7 @@ class Scheduler:
             return self._choice(work, fleet, ranking, candidates)
 
     def _choice(self, work: Placement, fleet: Snapshot, ranking: Ranking, rows: Sequence[int]) -> Choice:
-        """The best of the rows."""
+        """Returns the best of the rows."""
         return Choice(fleet, ranking, rows[0], rows[1 : 1 + work.policy.alternates], self._limits(work, fleet, rows[0]))
 
     def _selected(self, work: Placement, choice: Choice, result: ClaimResult, record: InstanceRecord) -> Selection:

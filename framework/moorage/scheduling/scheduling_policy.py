@@ -33,5 +33,5 @@ class SchedulingPolicy:
         return None if self.shuffle_best else max(self.max_attempts, self.host_subset_size)
 
     def samples(self, size: int) -> bool:
-        """Whether requests to a fleet of so many nodes are decided by a sample of it."""
+        """Returns whether requests to a fleet of so many nodes are decided by a sample of it."""
         return 0 < self.sample_above < size and self.pipeline.spreads

@@ -205,11 +205,11 @@ class Snapshot:
         return MappingProxyType(self._places.locate(uuids))
 
     def instances_on(self, row: int) -> Mapping[str, InstanceRecord]:
-        """The instances of a row by uuid."""
+        """Returns the instances of a row by uuid."""
         return MappingProxyType(self._places.on_row(row))
 
     def with_placed(self, record: InstanceRecord, row: int) -> Snapshot:
-        """The fleet with one more instance on a row."""
+        """Returns the fleet with one more instance on a row."""
         return self.with_residents(row, [*self._places.on_row(row).values(), record])
 
     def with_more_on(self, rows: Rows, flavor: Flavor, *, counted: bool) -> Snapshot:
@@ -233,7 +233,7 @@ class Snapshot:
         )
 
     def without(self, records: Iterable[InstanceRecord]) -> Snapshot:
-        """The fleet without some instances."""
+        """Returns the fleet without some instances."""
         fleet = self
         for row, gone in self._by_row(each.uuid for each in records).items():
             here = fleet._places.on_row(row)
@@ -247,7 +247,7 @@ class Snapshot:
         return found
 
     def with_residents(self, row: int, records: Iterable[InstanceRecord]) -> Snapshot:
-        """The fleet with these instances on a row, and no others there. Copies the columns that differ."""
+        """Returns the fleet with these instances on a row, and no others there. Copies the columns that differ."""
         before = self._places.on_row(row)
         here = {each.uuid: each for each in records}
         used = dict(self.used)
@@ -334,7 +334,7 @@ class Snapshot:
         return replace(spec, hints=hints, server_group=group)
 
     def property_column(self, name: str) -> Column:
-        """A property of the nodes."""
+        """Returns a property of the nodes."""
         if name not in self._property_names:
             # A request for names that no node has must not make the scheduler look at each node for each of them.
             return self._column(("no property",), ((None, None) for _ in self.nodes))
@@ -351,7 +351,7 @@ class Snapshot:
         return names
 
     def property_numbers(self, name: str) -> Floats:
-        """A property as a number."""
+        """Returns a property as a number."""
         found = self._derived.get(("numbers", name))
         if found is None:
             found = frozen_array(
@@ -379,7 +379,7 @@ class Snapshot:
         return self._column(("traits",), ((node.traits, node.traits) for node in self.nodes))
 
     def key_column(self, plugin: HostFilter) -> Column | None:
-        """The rows by the filter's ``host_key``: a value is the first row with that key. None when it gives no keys."""
+        """Returns the rows by the filter's ``host_key``: a value is the first row with that key. None when it gives no keys."""
         name = ("key", plugin)
         if name not in self._derived:
             keys = [plugin.host_key(self.host_state(row)) for row in range(min(self.size, 1))]

@@ -47,7 +47,7 @@ class TraitRequirement:
         return bool(self.required or self.forbidden)
 
     def met_by(self, traits: frozenset[str]) -> bool:
-        """Whether a node with these traits passes."""
+        """Returns whether a node with these traits passes."""
         return all(each & traits for each in self.required) and not self.forbidden & traits
 
     def missing_in(self, traits: frozenset[str]) -> list[str]:
@@ -94,7 +94,7 @@ def traits_of_words(found: Iterable[Word]) -> Mapping[str, TraitRequirement]:
 
 
 def _is_required(word: Word) -> bool:
-    """Whether the traits of a key are required; otherwise they are forbidden."""
+    """Returns whether the traits of a key are required; otherwise they are forbidden."""
     any_of = word.name.startswith(_ANY)
     if word.value not in ((_REQUIRED,) if any_of else (_REQUIRED, _FORBIDDEN)):
         word.refuse(f"is {word.value!r}; write {_REQUIRED}" + ("" if any_of else f" or {_FORBIDDEN}"))
@@ -116,7 +116,7 @@ def _refuse_contradictions(
 
 
 def asks_for_traits(spec: RequestSpec) -> bool:
-    """Whether a request asks anything of traits. Reads the keys and parses nothing."""
+    """Returns whether a request asks anything of traits. Reads the keys and parses nothing."""
     properties = spec.image.get("properties") or {}
     return any(key.startswith(PREFIX) for found in (spec.flavor.extra_specs, properties) for key in found)
 

@@ -115,7 +115,7 @@ def routes(
     changed: Callable[[], None],
     turn_off: Callable[[str], str],
 ) -> Sequence[Route]:
-    """The routes, over a register and what this process saw of heartbeats.
+    """Returns the routes, over a register and what this process saw of heartbeats.
 
     :param changed: called after a service was changed, so that who chooses among services hears of it at once.
     :param turn_off: turns the machines of a host off; returns how, when all are seen to be off, and raises otherwise.

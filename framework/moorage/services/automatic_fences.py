@@ -76,7 +76,7 @@ class AutomaticFences:
     def from_config(
         cls, conf: cfg.ConfigOpts, clock: Clock, database: Database, registry: ServiceRegistry
     ) -> AutomaticFences:
-        """The brake as the configuration has it."""
+        """Returns the brake as the configuration has it."""
         section, down_time = conf.evacuation, conf.services.service_down_time
         return cls(database, registry, LivenessObserver(clock, down_time), down_time, section.max_hosts, section.period)
 

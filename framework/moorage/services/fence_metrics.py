@@ -31,7 +31,7 @@ class FenceCollector:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The metrics; none when the store is away."""
+        """Returns the metrics; none when the store is away."""
         try:
             agents = self._registry.list(binary=AGENT)
         except errors.MoorageError as error:

@@ -426,7 +426,7 @@ class ServiceRegistry:
         return [_service(row) for row in rows]
 
     def epochs(self) -> dict[str, int]:
-        """The epoch of every service by its uuid."""
+        """Returns the epoch of every service by its uuid."""
         with self._database.read() as tx:
             return {row.uuid: row.epoch for row in tx.execute(_EPOCHS)}
 
@@ -497,7 +497,7 @@ def _not_dead(agent: Service) -> errors.Conflict:
 
 
 def _joined(offers: Iterable[str] | None) -> str | None:
-    """The names as one text, each between spaces, so that SQL can look for one."""
+    """Returns the names as one text, each between spaces, so that SQL can look for one."""
     return None if offers is None else f" {' '.join(sorted(set(offers)))} "
 
 

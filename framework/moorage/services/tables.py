@@ -58,7 +58,7 @@ automatic_fences = sa.Table(
 
 
 def offering(service: str, of: sa.FromClause = services) -> sa.ColumnElement[bool]:
-    """The condition that an agent runs an agent service, as far as is known.
+    """Returns the condition that an agent runs an agent service, as far as is known.
 
     :param of: the table, or an alias of it.
     """
@@ -67,7 +67,7 @@ def offering(service: str, of: sa.FromClause = services) -> sa.ColumnElement[boo
 
 
 def lacking(power: str, of: sa.FromClause = services) -> sa.ColumnElement[bool]:
-    """The condition that an agent lacks a power (``compute.commands``) of its agent service.
+    """Returns the condition that an agent lacks a power (``compute.commands``) of its agent service.
 
     An agent of an earlier version names no powers, and may have those that are assumed of it.
     """

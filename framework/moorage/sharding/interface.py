@@ -93,7 +93,7 @@ class NodePlacer(abc.ABC):
 
     @abc.abstractmethod
     def place_one(self, node: ShardNode, loads: Mapping[str, int], params: Mapping[str, Any]) -> str | None:
-        """The shard of a node that is being enrolled; None leaves it without one.
+        """Returns the shard of a node that is being enrolled; None leaves it without one.
 
         :param loads: shard -> how many nodes are in it, for all shards that may be chosen.
         :raises InvalidInput: as for ``assign``.

@@ -157,7 +157,7 @@ def level(fixed: Mapping[Any, int], sizes: Mapping[Any, int], shards: Sequence[s
 
 
 def lower_bound(before: Mapping[str | None, int], fixed: Mapping[str | None, int], shards: Sequence[str]) -> int:
-    """The fewest moves to level shards: all homeless nodes, and what each shard has above its level."""
+    """Returns the fewest moves to level shards: all homeless nodes, and what each shard has above its level."""
     inside = sum(before.get(shard, 0) for shard in shards)
     homeless = sum(count - fixed.get(shard, 0) for shard, count in before.items() if shard not in shards)
     targets = level(fixed, before, shards, inside + homeless)

@@ -119,7 +119,7 @@ class Plans:
     # -- making ---------------------------------------------------------------------------------------------------
 
     def compute(self, request: PlanRequest) -> planner.Plan:
-        """The plan, without keeping it: a dry run. Reads all nodes once."""
+        """Returns the plan, without keeping it: a dry run. Reads all nodes once."""
         _check_locks(request.locks)
         name, strategy = self._strategy(request.strategy)
         rows = self._nodes.for_planning(
@@ -144,7 +144,7 @@ class Plans:
         )
 
     def make(self, request: PlanRequest) -> StoredPlan:
-        """The plan, kept. Of many plans the oldest go."""
+        """Returns the plan, kept. Of many plans the oldest go."""
         plan = self.compute(request)
         uuid = randomness.new_uuid()
         summary = {key: value for key, value in asdict(plan).items() if key != "moves"} | {"needed": plan.needed}
@@ -215,7 +215,7 @@ class Plans:
         return [_stored(row, counts) for row in rows]
 
     def moves(self, uuid: str, *, after: int = 0, limit: int = 1000, status: str | None = None) -> Sequence[Any]:
-        """The journal: rows (id, node_uuid, name, source, target, reason, status, note), a page after the given id."""
+        """Returns the journal: rows (id, node_uuid, name, source, target, reason, status, note), a page after the given id."""
         with self._database.read() as tx:
             row = self._row(tx, uuid)
             query = (
@@ -397,7 +397,7 @@ def _check_locks(locks: Sequence[str]) -> None:
 
 
 def _usable(shard: str) -> bool:
-    """Whether queries can ask for a shard; nodes that are in another one are given a new shard."""
+    """Returns whether queries can ask for a shard; nodes that are in another one are given a new shard."""
     try:
         check_shard(shard)
     except errors.InvalidInput:

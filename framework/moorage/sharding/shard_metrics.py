@@ -30,7 +30,7 @@ class ShardCollector:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The metrics; none when the store is away."""
+        """Returns the metrics; none when the store is away."""
         members = GaugeMetricFamily("moorage_shard_nodes", "Nodes of a shard; empty: without a shard", labels=["shard"])
         serving = GaugeMetricFamily("moorage_shard_agents", "Working agents that serve a shard", labels=["shard"])
         try:

@@ -84,7 +84,7 @@ class CandidateTests(StoreKit):
         return uuid
 
     def find(self, *groups: RequestGroup, **more: Any) -> list[Candidate]:
-        """The candidates for the groups."""
+        """Returns the candidates for the groups."""
         return list(cast(_Store, self.store).candidates(CandidateQuery(groups, **more)).candidates)
 
     # -- pools ----------------------------------------------------------------------------------------------------

@@ -59,11 +59,11 @@ class CatalogueTests(StoreKit):
         return stored.uuid
 
     def found(self, **query: Any) -> set[str]:
-        """The uuids that a filter finds."""
+        """Returns the uuids that a filter finds."""
         return {each.uuid for each in self.catalogue.find_providers(ProviderFilter(**query))}
 
     def root(self, uuid: str) -> str:
-        """The root of a provider's tree."""
+        """Returns the root of a provider's tree."""
         return self.catalogue.provider(uuid).root
 
     # -- providers ------------------------------------------------------------------------------------------------

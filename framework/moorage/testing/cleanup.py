@@ -73,7 +73,7 @@ class CleanupHandlerTests:
         raise NotImplementedError
 
     def status(self, uuid: str) -> str | None:
-        """The resource's status as it is stored; None when it is gone."""
+        """Returns the resource's status as it is stored; None when it is gone."""
         raise NotImplementedError
 
     def tools(self, identity: ServiceIdentity) -> Any:
@@ -86,7 +86,7 @@ class CleanupHandlerTests:
     # -- what it offers -------------------------------------------------------------------------------------------
 
     def service(self, name: str) -> ServiceIdentity:
-        """A service of that name; its uuid is the same for the same name."""
+        """Returns a service of that name; its uuid is the same for the same name."""
         return ServiceIdentity(str(uuid_module.uuid5(uuid_module.NAMESPACE_OID, name)), name, "agent", None, 1)
 
     @property
@@ -100,7 +100,7 @@ class CleanupHandlerTests:
         return self.service("dead")
 
     def cleaner(self, name: str, handler: CleanupHandler | None = None, *, lease_seconds: float = 60.0) -> Cleaner:
-        """A cleaner with this handler alone."""
+        """Returns a cleaner with this handler alone."""
         identity = self.service(name)
         made = handler or self.handler_class(self.tools(identity))
         store = OrphanStore(

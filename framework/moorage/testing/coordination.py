@@ -54,7 +54,7 @@ class CoordinationBackendTests(_Base):
     session_timeout = 2.0
 
     def make_client(self, session_timeout: float) -> CoordinationBackend:
-        """A new client, not started. Clients of one test must see each other."""
+        """Returns a new client, not started. Clients of one test must see each other."""
         raise NotImplementedError
 
     def end_session(self, client: CoordinationBackend) -> None:
@@ -76,7 +76,7 @@ class CoordinationBackendTests(_Base):
         return made
 
     def member(self, name: str) -> tuple[CoordinationBackend, bytes]:
-        """A client that has joined, and its id."""
+        """Returns a client that has joined, and its id."""
         made, member_id = self.client(), MEMBER_PREFIX + f"{name}-{secrets.token_hex(4)}".encode()
         made.join(self.group, member_id)
         return made, member_id
@@ -98,7 +98,7 @@ class CoordinationBackendTests(_Base):
         self.addCleanup(stop.set)
 
     def membership(self, worker: int = 0, timing: Timing | None = None) -> Membership:
-        """The production code over this backend, running."""
+        """Returns the production code over this backend, running."""
         timing = timing or Timing(interval=self.session_timeout / 8, margin=0.2, reset_after=self.session_timeout)
         base = MemberId(f"kit{secrets.token_hex(4)}", 1, worker)
         made = Membership(

@@ -51,13 +51,13 @@ _METADATA: Mapping[str, Sequence[str]] = {
 
 
 def random_aggregate(random: random_module.Random, number: int) -> Aggregate:
-    """An aggregate with a few metadata."""
+    """Returns an aggregate with a few metadata."""
     keys = random.sample(sorted(_METADATA), random.randrange(8))
     return Aggregate(f"aggregate-{number}", {key: random.choice(_METADATA[key]) for key in keys})
 
 
 def random_node(random: random_module.Random, number: int, aggregates: Sequence[Aggregate] = ()) -> NodeState:
-    """A node; every third host has several."""
+    """Returns a node; every third host has several."""
     capacity = {"VCPU": float(random.choice((4, 8, 16.5))), "MEMORY_MB": float(random.choice((4096, 8192)))}
     if random.random() < 0.7:
         capacity["DISK_GB"] = float(random.choice((50, 100)))
@@ -107,7 +107,7 @@ def _random_properties(random: random_module.Random) -> dict[str, Any]:
 def random_fleet(
     random: random_module.Random, size: int, *, nodes: Sequence[NodeState] = (), per_node: int = 4
 ) -> FleetView:
-    """A view of ``size`` nodes (or of the given ones) with up to ``per_node`` instances on each, ``instance-0`` and on."""
+    """Returns a view of ``size`` nodes (or of the given ones) with up to ``per_node`` instances on each, ``instance-0`` and on."""
     aggregates = [random_aggregate(random, number) for number in range(random.randrange(6))]
     nodes = nodes or [random_node(random, number, aggregates) for number in range(size)]
     view = FleetView()
@@ -132,7 +132,7 @@ def random_fleet(
 
 
 def random_request(random: random_module.Random, instances: int = 100) -> RequestSpec:
-    """A request that may name any of the first ``instances`` instances, and some that do not exist."""
+    """Returns a request that may name any of the first ``instances`` instances, and some that do not exist."""
 
     def uuids(most: int) -> list[str]:
         return [f"instance-{random.randrange(instances + 5)}" for _ in range(random.randrange(most + 1))]

@@ -27,7 +27,7 @@ class ReceivedResponse:
         return json.loads(self.body)
 
     def header(self, name: str) -> str | None:
-        """All values of a header, separated by commas; None without the header."""
+        """Returns all values of a header, separated by commas; None without the header."""
         found = [value for known, value in self.headers if known.lower() == name.lower()]
         return ", ".join(found) if found else None
 

@@ -61,7 +61,7 @@ class LedgerTests(StoreKit):
         return cast(ConsumerHolding, found)
 
     def generation(self, consumer: str) -> int | None:
-        """The generation of a consumer; None: it holds nothing."""
+        """Returns the generation of a consumer; None: it holds nothing."""
         found = self.ledger.consumer(consumer)
         return None if found is None else found.consumer.generation
 

@@ -51,7 +51,7 @@ _TEXTS = ("web-1", "", "two\nlines", "nul \0", "Grüße ☃", 'quote " and \\ an
 
 
 def event(kind: type[ObserverEvent], text: str = "something", number: int = 7) -> ObserverEvent:
-    """An event of that kind, with the text and the number wherever it has one."""
+    """Returns an event of that kind, with the text and the number wherever it has one."""
     values: dict[str, Any] = {"str": text, "int": number, "Mapping[str, int]": {text: number}}
     fields: Sequence[Any] = dataclasses.fields(kind)  # type: ignore[arg-type]
     return kind(**{each.name: values[each.type] for each in fields})
@@ -61,11 +61,11 @@ class ObserverTests(_Base):
     """What every observer must hold to."""
 
     def make_observer(self, tools: ObserverTools) -> Observer:
-        """A new observer."""
+        """Returns a new observer."""
         raise NotImplementedError
 
     def list_opts(self) -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
-        """The options that it reads, as its distribution registers them."""
+        """Returns the options that it reads, as its distribution registers them."""
         return ()
 
     def configure(self, conf: cfg.ConfigOpts) -> None:
@@ -94,7 +94,7 @@ class ObserverTests(_Base):
         )
 
     def wanted(self, observer: Observer) -> list[type[ObserverEvent]]:
-        """The kinds of events that it is told."""
+        """Returns the kinds of events that it is told."""
         return [kind for name, kind in EVENTS.items() if observer.kinds is None or name in observer.kinds]
 
     @contextlib.contextmanager

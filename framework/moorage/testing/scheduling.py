@@ -86,7 +86,7 @@ class _FleetCases(_Base):
         return made
 
     def ranked(self, line: filter_and_weigh.Pipeline, fleet: Snapshot, spec: RequestSpec) -> list[int]:
-        """The rows that the scheduler's own runner finds, best first."""
+        """Returns the rows that the scheduler's own runner finds, best first."""
         return [int(row) for row in line.run(self.guard(), fleet, np.arange(fleet.size, dtype=np.intp), spec).rows]
 
     #: How many requests are asked; for each few of them there is a new fleet.
@@ -95,15 +95,15 @@ class _FleetCases(_Base):
     seed = 1
 
     def make_fleet(self, random: random_module.Random) -> FleetView:
-        """A fleet; the default has all that Moorage's own filters look at, none, one or several of each."""
+        """Returns a fleet; the default has all that Moorage's own filters look at, none, one or several of each."""
         return fleets.random_fleet(random, random.choice((0, 1, 2, 7, 20)))
 
     def make_request(self, random: random_module.Random) -> RequestSpec:
-        """A request; override it to say what your plugin looks at more often."""
+        """Returns a request; override it to say what your plugin looks at more often."""
         return fleets.random_request(random, 20)
 
     def fleets_and_requests(self) -> Iterator[tuple[Snapshot, RequestSpec]]:
-        """The cases of one run. Classes with the kit's own fleets and requests share them."""
+        """Returns the cases of one run. Classes with the kit's own fleets and requests share them."""
         makers = type(self).make_fleet, type(self).make_request
         if makers == (_FleetCases.make_fleet, _FleetCases.make_request):
             yield from _shared_cases(self.cases, self.requests_per_fleet, self.seed)
@@ -136,11 +136,11 @@ class HostFilterTests(_FleetCases):
     """What every filter must hold to."""
 
     def make_filter(self) -> HostFilter:
-        """The filter under test; called once for each test."""
+        """Returns the filter under test; called once for each test."""
         raise NotImplementedError
 
     def expected(self, host_state: HostState, spec: RequestSpec) -> bool | None:
-        """Whether the node should pass, said as plainly as can be; None when only the forms are to be compared."""
+        """Returns whether the node should pass, said as plainly as can be; None when only the forms are to be compared."""
         return None
 
     def asked(self, plugin: HostFilter) -> Iterator[tuple[Snapshot, RequestSpec, Any, list[int]]]:
@@ -296,11 +296,11 @@ class HostWeigherTests(_FleetCases):
     cases = 200
 
     def make_weigher(self) -> HostWeigher:
-        """The weigher under test; called once for each test."""
+        """Returns the weigher under test; called once for each test."""
         raise NotImplementedError
 
     def expected(self, host_state: HostState, spec: RequestSpec) -> float | None:
-        """The raw weight of a node, said as plainly as can be; None when nothing is to be compared."""
+        """Returns the raw weight of a node, said as plainly as can be; None when nothing is to be compared."""
         return None
 
     def test_a_number_for_each_row(self) -> None:

@@ -45,7 +45,7 @@ class Case:
     locked: frozenset[str]
 
     def shuffled(self, random: random_module.Random) -> Case:
-        """The same question with everything in another order."""
+        """Returns the same question with everything in another order."""
         nodes, shards, current = list(self.nodes), list(self.shards), list(self.current.items())
         for each in (nodes, shards, current):
             random.shuffle(each)
@@ -53,7 +53,7 @@ class Case:
 
 
 def random_case(random: random_module.Random, largest: int = 60) -> Case:
-    """A fleet of up to ``largest`` nodes; some without a shard, some in shards that shall go, some locked."""
+    """Returns a fleet of up to ``largest`` nodes; some without a shard, some in shards that shall go, some locked."""
     shards = tuple(f"shard-{number}" for number in range(random.randint(1, 6)))
     homes = (*shards, "leaving", None)[: random.randint(1, len(shards) + 2)]
     nodes = tuple(
@@ -79,7 +79,7 @@ def random_case(random: random_module.Random, largest: int = 60) -> Case:
 
 
 def applied(case: Case, answer: Mapping[str, str | None]) -> Case:
-    """The fleet after the moves of the answer that the core lets happen."""
+    """Returns the fleet after the moves of the answer that the core lets happen."""
     moved = {uuid: shard for uuid, shard in answer.items() if uuid not in case.locked}
     return replace(case, current={**case.current, **moved})
 
@@ -93,7 +93,7 @@ class ShardStrategyTests(_Base):
     settles = True
 
     def make_strategy(self) -> ShardStrategy:
-        """The strategy under test; called once for each question."""
+        """Returns the strategy under test; called once for each question."""
         raise NotImplementedError
 
     def params(self, case: Case) -> Mapping[str, Any]:

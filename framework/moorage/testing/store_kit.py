@@ -52,12 +52,12 @@ THREADS = 8
 
 
 def new_uuid() -> str:
-    """A random uuid as text."""
+    """Returns a random uuid as text."""
     return str(uuid.uuid4())
 
 
 def provider(name: str = "", *, can_host: bool = True, **totals: Any) -> ResourceProvider:
-    """A provider of random uuid with inventories by class, given as totals or in full."""
+    """Returns a provider of random uuid with inventories by class, given as totals or in full."""
     identity = new_uuid()
     items = tuple(
         item if isinstance(item, InventoryItem) else InventoryItem(of_class, item) for of_class, item in totals.items()
@@ -115,15 +115,15 @@ class StoreKit(_Base):
     # -- what the author says -------------------------------------------------------------------------------------
 
     def make_store(self) -> AllocationStore:
-        """A store that is empty, with ``step_size_rule = seed``."""
+        """Returns a store that is empty, with ``step_size_rule = seed``."""
         raise NotImplementedError
 
     def another(self, store: AllocationStore) -> AllocationStore:
-        """A second object on the same data, as a second process has it; the same object where there can be none."""
+        """Returns a second object on the same data, as a second process has it; the same object where there can be none."""
         return store
 
     def transaction(self, store: AllocationStore) -> contextlib.AbstractContextManager[Any]:
-        """A transaction to pass to the store: committed at the end of the block, rolled back when it raises."""
+        """Returns a transaction to pass to the store: committed at the end of the block, rolled back when it raises."""
         raise NotImplementedError
 
     # -- helpers --------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class StoreKit(_Base):
         return self.store.claim(ClaimRequest(consumer or new_uuid(), resources, **more))
 
     def usage(self, of_provider: str) -> ProviderUsage:
-        """A provider as it is stored."""
+        """Returns a provider as it is stored."""
         (found,) = self.store.usages(providers=[of_provider])
         return found
 

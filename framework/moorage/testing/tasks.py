@@ -119,7 +119,7 @@ class PeriodicTaskTests(_Base):
     # -- what a subclass gives ------------------------------------------------------------------------------------
 
     def make_task(self, tools: TaskTools) -> PeriodicTask:
-        """The task under test."""
+        """Returns the task under test."""
         raise NotImplementedError
 
     def make_due(self) -> str:
@@ -135,7 +135,7 @@ class PeriodicTaskTests(_Base):
         raise NotImplementedError
 
     def list_opts(self) -> Sequence[tuple[str, Sequence[cfg.Opt]]]:
-        """The options that it reads, as its distribution registers them."""
+        """Returns the options that it reads, as its distribution registers them."""
         return ()
 
     def configure(self, conf: cfg.ConfigOpts) -> None:

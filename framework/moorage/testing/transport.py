@@ -89,7 +89,7 @@ class Recorder:
                 self.finished += 1
 
     def values(self) -> list[Any]:
-        """The argument ``value`` of all messages, in the order in which they came."""
+        """Returns the argument ``value`` of all messages, in the order in which they came."""
         return [message.args.get("value") for message in list(self.messages)]
 
 
@@ -105,14 +105,14 @@ class TransportTests(_Base):
     # -- tools ----------------------------------------------------------------------------------------------------
 
     def transport(self, **options: Any) -> Transport:
-        """A new transport, closed at the end of the test."""
+        """Returns a new transport, closed at the end of the test."""
         conf = configuration({**self.options, **options})
         made: Transport = self.transport_class(conf=conf, url=self.url, clock=SystemClock())  # type: ignore[call-arg]
         self.addCleanup(made.close)
         return made
 
     def topic(self) -> str:
-        """A name that no other test uses."""
+        """Returns a name that no other test uses."""
         return f"topic-{uuid.uuid4().hex[:12]}"
 
     def need(self, capability: str) -> None:

@@ -24,7 +24,7 @@ __all__ = ["configuration", "main"]
 
 
 def configuration(rpc: dict[str, Any]) -> cfg.ConfigOpts:
-    """A private configuration with some options of ``[rpc]`` set."""
+    """Returns a private configuration with some options of ``[rpc]`` set."""
     conf = cfg.ConfigOpts()
     conf([], project="moorage", default_config_files=[], default_config_dirs=[])
     options.register_opts(conf)

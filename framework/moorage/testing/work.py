@@ -51,7 +51,7 @@ class WorkTests:
     # -- what a subclass gives ------------------------------------------------------------------------------------
 
     def make_work(self, store: Any, identity: ServiceIdentity) -> Work[Any]:
-        """The work of one incarnation of the service."""
+        """Returns the work of one incarnation of the service."""
         raise NotImplementedError
 
     def asked(self, operation: str, store: Any, host: str) -> tuple[str, str]:
@@ -59,7 +59,7 @@ class WorkTests:
         raise NotImplementedError
 
     def status(self, resource_id: str) -> str | None:
-        """The resource's status as it is stored; None when it is gone."""
+        """Returns the resource's status as it is stored; None when it is gone."""
         raise NotImplementedError
 
     def assert_tidy(self, resource_id: str) -> None:

@@ -217,7 +217,7 @@ def lift_above_floor(tx: sa.Connection, resource_type: str, resource_id: str, to
 
 
 def last_tokens(tx: sa.Connection, resource_type: str, resource_ids: Sequence[str]) -> dict[str, int]:
-    """The last token of each resource that has a fence."""
+    """Returns the last token of each resource that has a fence."""
     rows = tx.execute(_LAST, {"of_type": resource_type, "of_resources": list(resource_ids)})
     return {row.resource_id: row.token for row in rows}
 

@@ -56,7 +56,7 @@ class Job(Generic[R]):
         self._check(self)
 
     def of(self, leases: Sequence[Lease]) -> Job[R]:
-        """The same job with some of its leases only."""
+        """Returns the same job with some of its leases only."""
         part: Job[R] = Job(leases, self.item)
         part.context, part.unknown, part._check = self.context, self.unknown, self._check
         return part
@@ -145,7 +145,7 @@ class Work(abc.ABC, Generic[R]):
     # -- taking -----------------------------------------------------------------------------------------------------
 
     def source(self, resource_type: str, after: str, limit: int) -> Sequence[Operation]:
-        """A page of operations that this service may take, ordered by resource id."""
+        """Returns a page of operations that this service may take, ordered by resource id."""
         return self.store.pending(resource_type, self.identity, after=after, limit=limit)
 
     def take(self, resource_type: str, resource_ids: Sequence[str]) -> Iterable[Job[R]]:
@@ -191,7 +191,7 @@ class Work(abc.ABC, Generic[R]):
         return job.key
 
     def is_alone(self, job: Job[R], result: R) -> bool:
-        """Whether the job needs a transaction of its own."""
+        """Returns whether the job needs a transaction of its own."""
         return False
 
     def commit(self, batch: Sequence[Finished[R]], write: Callable[[Any], None]) -> None:
@@ -199,7 +199,7 @@ class Work(abc.ABC, Generic[R]):
         self.database.run(write)
 
     def is_written(self, job: Job[R], result: R) -> bool:
-        """Whether an earlier commit with an unknown outcome has written this result. False when it cannot be known."""
+        """Returns whether an earlier commit with an unknown outcome has written this result. False when it cannot be known."""
         return False
 
     def overtaken(self, job: Job[R], result: R) -> Sequence[Finished[R]]:

@@ -63,12 +63,12 @@ class LeaseGuard:
     condition: Callable[[Any, Parameters], Any]
 
     def sql(self, columns: Any, parameters: Parameters) -> sa.ColumnElement[bool]:
-        """The condition of a statement on the table with these columns."""
+        """Returns the condition of a statement on the table with these columns."""
         found: sa.ColumnElement[bool] = self.condition(columns, parameters)
         return found
 
     def holds(self, row: Row, parameters: Parameters) -> bool:
-        """Whether it holds for a row in memory."""
+        """Returns whether it holds for a row in memory."""
         return bool(self.condition(row, parameters))
 
 
@@ -113,7 +113,7 @@ class Statement:
     effects: Mapping[str, str | None]
 
     def update(self, table: sa.Table, key: sa.ColumnElement[bool], parameters: Parameters) -> sa.Update:
-        """The UPDATE for the rows of ``table`` that ``key`` names.
+        """Returns the UPDATE for the rows of ``table`` that ``key`` names.
 
         ``parameters`` are values, bound parameters or expressions; ``now`` is the database's time in microseconds. The caller
         may add columns of its own with ``values`` and conditions with ``where``.
@@ -132,19 +132,19 @@ class Statement:
         return chosen.with_for_update(skip_locked=True)
 
     def delete(self, table: sa.Table, key: sa.ColumnElement[bool], parameters: Parameters) -> sa.Delete:
-        """The DELETE for the rows of ``table`` that ``key`` names."""
+        """Returns the DELETE for the rows of ``table`` that ``key`` names."""
         if self.verb is not Verb.DELETE:
             raise TypeError(f"{self.name} is no DELETE")
         return sa.delete(table).where(*self._conditions(table, key, parameters))
 
     def applies(self, row: Row | None, parameters: Parameters, without: str | None = None) -> bool:
-        """Whether the statement would change the row; ``without`` names a guard that is left out."""
+        """Returns whether the statement would change the row; ``without`` names a guard that is left out."""
         if row is None:
             return False
         return all(guard.holds(row, parameters) for guard in self.guards if guard.name != without)
 
     def apply(self, row: Row, parameters: Parameters) -> dict[str, Any] | None:
-        """The row afterwards; None when it is deleted."""
+        """Returns the row afterwards; None when it is deleted."""
         if self.verb is Verb.DELETE:
             return None
         return {**row, **{column: self._value(column, parameters) for column in self.effects}}

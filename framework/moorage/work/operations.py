@@ -351,7 +351,7 @@ class SqlOperationStore(OperationStore):
         return ThreadRenewer(self, self._clock, name)
 
     def lost_of(self, tx: sa.Connection, leases: Sequence[LeaseT]) -> list[LeaseT]:
-        """Those whose row carries another token by now, or has ended."""
+        """Returns those whose row carries another token by now, or has ended."""
         lost: list[LeaseT] = []
         for key, some in same_token(leases):
             kept = set(tx.execute(statements.HELD, key).scalars())
@@ -434,7 +434,7 @@ class SqlOperationStore(OperationStore):
     # -- for the leases -------------------------------------------------------------------------------------------
 
     def holds(self, held: Lease) -> bool:
-        """Whether the row still carries the lease's token; one read."""
+        """Returns whether the row still carries the lease's token; one read."""
         row = self.get(held.resource_type, held.resource_id)
         return row is not None and row.token == held.token
 
@@ -549,7 +549,7 @@ def _record(tx: sa.Connection, what: str, held: Lease, state: Mapping[str, Any])
 
 
 def fenced(held: Lease) -> errors.Fenced:
-    """The error of who lost a lease."""
+    """Returns the error of who lost a lease."""
     return errors.Fenced(
         f"The {held.operation} of {held.resource_type} {held.resource_id} with token {held.token} has been taken over or "
         "has ended; nothing of it was written."

@@ -399,7 +399,7 @@ class WorkLoop(Generic[R]):
             self._done.put(done)
 
     def _do(self, job: Job[R]) -> Finished[R] | None:
-        """The job with its result, which may be None; None when it was released."""
+        """Returns the job with its result, which may be None; None when it was released."""
         (job.context or anonymous()).update_store()
         held = job.lease
         if self._stopping.is_set():
@@ -422,7 +422,7 @@ class WorkLoop(Generic[R]):
             self._progress(run)
 
     def _instead(self, job: Job[R], error: Exception) -> R | None:
-        """The result to finish with after an error; None when the job was released."""
+        """Returns the result to finish with after an error; None when the job was released."""
         held = job.lease
         expected = isinstance(error, errors.MoorageError | OSError)
         LOG.log(
@@ -514,7 +514,7 @@ class WorkLoop(Generic[R]):
         return found, running
 
     def _is_busy(self, found: Sequence[Any]) -> bool:
-        """Whether all of this is to be written, and there are other jobs, or many have ended lately."""
+        """Returns whether all of this is to be written, and there are other jobs, or many have ended lately."""
         number = sum(1 if isinstance(each, tuple) else len(each.told) for each in found if not callable(each))
         with self._changed:
             self._count_ended(0)

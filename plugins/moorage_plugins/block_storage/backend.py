@@ -44,7 +44,7 @@ class DirectoryBackend:
             ) from error
 
     def marker(self) -> str:
-        """The identity in the folder's marker; empty where there is none."""
+        """Returns the identity in the folder's marker; empty where there is none."""
         try:
             return (self.folder / MARKER).read_text().strip()
         except FileNotFoundError:

@@ -318,7 +318,7 @@ def _get(api: Any, kind: str, uuid: str) -> dict[str, Any]:
 
 
 def _await(api: Any, kind: str, uuid: str, timeout: float = 600.0) -> dict[str, Any]:
-    """The resource, when nothing is being done to it any more.
+    """Returns the resource, when nothing is being done to it any more.
 
     :raises Conflict: what was done failed.
     """

@@ -13,7 +13,7 @@ __all__ = ["image_file", "open_backend"]
 
 
 def open_backend(conf: Any) -> DirectoryBackend:
-    """The backend of ``[block_storage]``.
+    """Returns the backend of ``[block_storage]``.
 
     :raises ConfigError: its folder cannot be made.
     """
@@ -23,7 +23,7 @@ def open_backend(conf: Any) -> DirectoryBackend:
 
 
 def image_file(conf: Any, name: str) -> Path | None:
-    """A file of the folder of images; None where there is none of that name.
+    """Returns a file of the folder of images; None where there is none of that name.
 
     :raises InvalidInput: the name is no plain name.
     """

@@ -47,7 +47,7 @@ WITH_BACKUP = frozenset(each.on_volume for each in PAIRED_ROWS.values())
 
 
 def are_paired(volume: Any | None, backup: Any | None) -> bool:
-    """Whether the two are halves of one operation, by their rows.
+    """Returns whether the two are halves of one operation, by their rows.
 
     A request writes both halves in one transaction, and only where neither has a worker row, so that nothing is left of an earlier
     request that could be taken for one of them. Whatever ends one half (its end, cleanup, a reset, a deletion by force) takes the
@@ -91,7 +91,7 @@ class Task:
         return self.rows[self.kind]
 
     def live(self, kind: str, row: Any) -> Path:
-        """The data of a resource.
+        """Returns the data of a resource.
 
         :raises Conflict: it has none.
         """

@@ -55,7 +55,7 @@ _BECOMES: Mapping[tuple[str, str], Any] = {
 
 
 def at_rest(volume: Any) -> str:
-    """The status of a volume that nothing is done to."""
+    """Returns the status of a volume that nothing is done to."""
     return "in-use" if volume.attached_to else "available"
 
 

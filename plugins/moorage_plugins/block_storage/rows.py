@@ -38,11 +38,11 @@ class Rows:
         tx.execute(sa.insert(self.table).values(written | {"created_at": now(), "updated_at": now()}))
 
     def find(self, tx: sa.Connection, uuid: str) -> Any | None:
-        """The row, or None."""
+        """Returns the row, or None."""
         return tx.execute(sa.select(self.table).where(self.table.c.uuid == uuid)).first()
 
     def get(self, tx: sa.Connection, uuid: str) -> Any:
-        """The row.
+        """Returns the row.
 
         :raises NotFound: there is none.
         """

@@ -123,7 +123,7 @@ class BlockStorage:
             )
 
     def _check_image(self, image: str, size_bytes: int, project_id: str) -> Any | None:
-        """The uploaded image's row; None for a file."""
+        """Returns the uploaded image's row; None for a file."""
         with self._database.read() as tx:
             row = ROWS[IMAGE].find(tx, image)
         if row is not None and project_id not in ("", row.project_id):

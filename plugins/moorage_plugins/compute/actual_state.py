@@ -64,7 +64,7 @@ def restart_policy(extra_specs: Mapping[str, str]) -> str:
 
 
 def _runs_as_it_should(row: Any, seen: Observed | None) -> bool:
-    """Whether the instance runs as its row says, so that the comparison has nothing to write or start."""
+    """Returns whether the instance runs as its row says, so that the comparison has nothing to write or start."""
     return (
         seen is not None
         and seen.state is WorkloadState.RUNNING
@@ -222,7 +222,7 @@ class ActualStates:
             return ""
 
     def _restarts(self, row: Compared, seen: Observed | None, state: str, count: int) -> bool:
-        """Whether an instance that runs no more is to be started again."""
+        """Returns whether an instance that runs no more is to be started again."""
         if seen is None or row.status not in ("active", RESIZED) or count >= self._section.restart_limit:
             return False
         if state == WorkloadState.STOPPED.value or not isinstance(self._driver, PowerControl):

@@ -258,7 +258,7 @@ class ComputeAgent(LoopService):
 
     @rpc_method
     def console_of_instance(self, instance_uuid: str, lines: int) -> str:
-        """The last lines that an instance wrote."""
+        """Returns the last lines that an instance wrote."""
         return self._questions.console(instance_uuid, lines)
 
     @rpc_method
@@ -585,25 +585,25 @@ def _messages(result: Done) -> Iterator[tuple[str, str]]:
 
 
 def _changes_claims(result: Done) -> bool:
-    """Whether claims change hands, and do not only go."""
+    """Returns whether claims change hands, and do not only go."""
     return result.holds is not None or bool(result.left)
 
 
 def _is_simple(result: Done) -> bool:
-    """Whether the end of an operation writes nothing but the row of its instance, and gives claims back."""
+    """Returns whether the end of an operation writes nothing but the row of its instance, and gives claims back."""
     kept = kept_source((result.changes or {}).get("pending") or {})
     return not (_changes_claims(result) or result.goes_on or result.drops or kept)
 
 
 def _releases(job: Job[Done], result: Done) -> Sequence[ClaimRelease]:
-    """The claims that go, where none change hands."""
+    """Returns the claims that go, where none change hands."""
     if _changes_claims(result):
         return ()
     return [ClaimRelease(each, result.leaves(each), job.context) for each in result.releases]
 
 
 def _stamped(transaction: Any, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields to write. A resize that is not confirmed says since when, by the clock of the database."""
+    """Returns the fields to write. A resize that is not confirmed says since when, by the clock of the database."""
     kept = kept_source(changes.get("pending") or {})
     if not kept:
         return changes
@@ -612,7 +612,7 @@ def _stamped(transaction: Any, changes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _now(done: Done) -> Instance:
-    """The instance as it was written."""
+    """Returns the instance as it was written."""
     if done.instance is None or done.changes is None:
         raise TypeError("an instance that is gone is told by its uuid")
     return replaced(done.instance, **done.changes)

@@ -221,7 +221,7 @@ class Compared:
 
 @functools.cache
 def _list(names: tuple[str, ...]) -> sa.Select[Any]:
-    """A page of the instances whose columns of these names have given values; built once."""
+    """Returns a page of the instances whose columns of these names have given values; built once."""
     equal = (instances.c[name] == sa.bindparam(f"of_{name}", type_=sa.String) for name in names)
     return sa.select(*_COLUMNS).where(_AFTER, *equal).order_by(instances.c.uuid).limit(_LIMIT)
 
@@ -596,7 +596,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _values(instance: Instance) -> dict[str, Any]:
-    """The columns of a new row."""
+    """Returns the columns of a new row."""
     values = dict(zip(_GIVEN, _READ_GIVEN(instance), strict=True))
     # JSON is written as plain mappings.
     values |= {"resources": dict(instance.resources), "request": dict(instance.request)}
@@ -629,12 +629,12 @@ def _other_place(pending: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _destination(pending: Mapping[str, Any]) -> str:
-    """The node to which an operation, or the revert of a resize, moves its instance; empty when the instance stays."""
+    """Returns the node to which an operation, or the revert of a resize, moves its instance; empty when the instance stays."""
     return str(_other_place(pending).get("node_uuid") or "") if pending.get("operation") in MOVES else ""
 
 
 def _moved_in(record: InstanceRecord, pending: Mapping[str, Any], *, beside_itself: bool) -> InstanceRecord:
-    """An instance as its destination sees it: with the flavor that it will have there.
+    """Returns an instance as its destination sees it: with the flavor that it will have there.
 
     :param beside_itself: it is resized on its own node, where it is a resident under its own uuid already.
     """
@@ -650,7 +650,7 @@ def _moved_in(record: InstanceRecord, pending: Mapping[str, Any], *, beside_itse
 
 
 def _nodes(row: Any) -> set[str]:
-    """The node on which an instance is, and the one to which it moves or may go back."""
+    """Returns the node on which an instance is, and the one to which it moves or may go back."""
     return {row.node_uuid, _other_place(row.pending or {}).get("node_uuid") or row.node_uuid}
 
 

@@ -90,7 +90,7 @@ class Done:
     made: bool = field(default=False)
 
     def leaves(self, consumer: str) -> tuple[str, ...]:
-        """The nodes whose instances change when this consumer's claim goes, uuids in order."""
+        """Returns the nodes whose instances change when this consumer's claim goes, uuids in order."""
         if self.instance is None:
             return ()
         destination = self.instance.pending.get("node_uuid", "")
@@ -283,7 +283,7 @@ def _power_of(driver: ComputeDriver) -> PowerControl:
 
 
 def _seen(seen: Observed) -> dict[str, str]:
-    """The fields of an instance that say what a driver saw."""
+    """Returns the fields of an instance that say what a driver saw."""
     status = "active" if seen.state is WorkloadState.RUNNING else "stopped"
     return {"status": status, "actual_state": seen.state.value, "actual_detail": seen.detail[:LONGEST_DETAIL]}
 
@@ -348,7 +348,7 @@ _TELLS = dict.fromkeys(("resize", REVERT_RESIZE), "resized")
 
 
 def _larger(one: Mapping[str, Mapping[str, int]], other: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """The larger amount of each resource class of each provider."""
+    """Returns the larger amount of each resource class of each provider."""
     found: dict[str, dict[str, int]] = {}
     for holds in (one, other):
         for provider, amounts in holds.items():
@@ -358,7 +358,7 @@ def _larger(one: Mapping[str, Mapping[str, int]], other: Mapping[str, Mapping[st
 
 
 def _destination(pending: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an instance that its move changes."""
+    """Returns the fields of an instance that its move changes."""
     fields = {name: pending[name] for name in ("host", "node", "node_uuid", "flavorid", "resources")}
     # Begun by a release that did not know versions: its resources were brought along.
     return {**fields, "flavor_version": pending.get("flavor_version", 0)}

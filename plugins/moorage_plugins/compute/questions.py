@@ -42,7 +42,7 @@ class Questions:
         self._usage: tuple[float, Mapping[str, Usage]] | None = None
 
     def console(self, uuid: str, lines: int) -> str:
-        """The last lines that a workload wrote, 64 KiB at most.
+        """Returns the last lines that a workload wrote, 64 KiB at most.
 
         :raises Conflict: the driver has no consoles, or there is none of this instance.
         :raises Unavailable: too much is asked, or the driver does not answer.

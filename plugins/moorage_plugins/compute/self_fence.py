@@ -80,7 +80,7 @@ class SelfFence:
         self._wake.set()
 
     def promised(self) -> float | None:
-        """The seconds of the lease, once all workloads end with it."""
+        """Returns the seconds of the lease, once all workloads end with it."""
         return self._seconds if self._promised else None
 
     def renewed(self, moment: float) -> None:

@@ -48,7 +48,7 @@ class UnknownWorkloads:
         return stuck
 
     def has_left(self, uuid: str) -> bool:
-        """Whether an instance was here before, or is elsewhere now: it was moved, evacuated or shelved."""
+        """Returns whether an instance was here before, or is elsewhere now: it was moved, evacuated or shelved."""
         here = self._tools.identity.host
         departure = self._tools.workers.get(DEPARTURE, uuid)
         if departure is not None and departure.target_host == here:
@@ -76,7 +76,7 @@ class UnknownWorkloads:
         return True
 
     def _holds_nothing(self, uuid: str) -> bool:
-        """Whether an instance is in error without a claim: its build failed, and it can only be deleted."""
+        """Returns whether an instance is in error without a claim: its build failed, and it can only be deleted."""
         try:
             failed = self._tools.instances.get(uuid).status == "error"
         except errors.NotFound:
@@ -101,7 +101,7 @@ class UnknownWorkloads:
 
 
 def belongs_here(tools: AgentTools, uuid: str) -> bool | None:
-    """Whether an instance is on this host, moves to it or may go back to it; None when there is no such instance.
+    """Returns whether an instance is on this host, moves to it or may go back to it; None when there is no such instance.
 
     One row says both, since a move may end at any moment.
     """
@@ -113,6 +113,6 @@ def belongs_here(tools: AgentTools, uuid: str) -> bool | None:
 
 
 def newest_token(driver: ComputeDriver, uuid: str) -> int:
-    """The newest token of what runs here of an instance; 0 when nothing does."""
+    """Returns the newest token of what runs here of an instance; 0 when nothing does."""
     seen = driver.inspect().get(uuid)
     return seen.token if seen is not None else 0

@@ -124,7 +124,7 @@ class DatabaseBackend(CoordinationBackend):
         self._group, self._seen = "", _NEVER
 
     def _read(self, *, living: bool = False) -> tuple[dict[bytes, tuple[str, int]], frozenset[tuple[str, int]]]:
-        """The service of each member, and the services that live if they are asked for."""
+        """Returns the service of each member, and the services that live if they are asked for."""
         if not self._group:
             raise errors.Unavailable("This client is in no group.")
 

@@ -195,7 +195,7 @@ class ToozBackend(CoordinationBackend):
             raise
 
     def _made(self, member_id: bytes) -> Any:
-        """A client that is not connected. What the URL says of an option goes before what it would be given."""
+        """Returns a client that is not connected. What the URL says of an option goes before what it would be given."""
         said = parse_qs(urlsplit(self.tools.url).query)
         given = {name: value for name, value in self.options().items() if name not in said}
         return coordination.get_coordinator(self.tools.url, member_id, **given)
@@ -258,7 +258,7 @@ def _end(calls: BoundedPool, last: Callable[[], object]) -> None:
 
 
 def _checked(url: str) -> str:
-    """The scheme of a URL that can be used.
+    """Returns the scheme of a URL that can be used.
 
     :raises ConfigError: it cannot, and why.
     """
@@ -286,7 +286,7 @@ def _checked(url: str) -> str:
 
 
 def _options_of(scheme: str, url: str) -> Mapping[str, Sequence[str]]:
-    """The options of a URL whose servers and numbers can be read.
+    """Returns the options of a URL whose servers and numbers can be read.
 
     :raises ConfigError: they cannot. What stands there is not repeated, since it may be a part of a password.
     """

@@ -49,7 +49,7 @@ class LocalEngine:
             ) from error
 
     def healthy(self, cluster: str) -> bool:
-        """Whether the cluster can be written to."""
+        """Returns whether the cluster can be written to."""
         return os.access(self._path(cluster), os.W_OK)
 
     def start(self, cluster: str, job: str, command: Sequence[str]) -> None:
@@ -126,7 +126,7 @@ class LocalEngine:
             raise errors.Unavailable(f"Cluster {cluster} cannot be removed: {error.strerror}.") from error
 
     def clusters(self) -> list[str]:
-        """The clusters that there are folders of."""
+        """Returns the clusters that there are folders of."""
         try:
             return sorted(path.name for path in self._folder.iterdir() if path.is_dir())
         except (FileNotFoundError, NotADirectoryError):
@@ -145,7 +145,7 @@ def _kill(job: Path) -> None:
 
 
 def _group(job: Path) -> int | None:
-    """The process group of a job that runs, or None. A number that another process has by now is not taken for it."""
+    """Returns the process group of a job that runs, or None. A number that another process has by now is not taken for it."""
     try:
         number, began = (job / _PROCESS).read_text(encoding="ascii").split(maxsplit=1)
         return int(number) if _began(int(number)) == began.strip() else None

@@ -36,7 +36,7 @@ Ranges = Sequence[tuple[int, int]] | None
 
 
 def _of_operation(uuids: Sequence[str], token: int) -> sa.Update:
-    """The fenced write of an operation to its clusters."""
+    """Returns the fenced write of an operation to its clusters."""
     return (
         sa.update(clusters)
         .where(clusters.c.uuid.in_(uuids), clusters.c.operation_fence <= token)
@@ -258,7 +258,7 @@ class DataStore:
             return [ProxyUser(*row) for row in tx.execute(query)]
 
     def jobs_to_do(self, host: str) -> Sequence[ClusterJob]:
-        """Those that the agent of a host is to start, or to kill."""
+        """Returns those that the agent of a host is to start, or to kill."""
         query = (
             sa.select(*_JOB)
             .join(clusters, clusters.c.uuid == jobs.c.cluster)
@@ -268,7 +268,7 @@ class DataStore:
             return [ClusterJob(*row) for row in tx.execute(query)]
 
     def known(self, uuids: Sequence[str]) -> frozenset[str]:
-        """Those of the clusters that there are."""
+        """Returns those of the clusters that there are."""
         with self._database.read() as tx:
             return frozenset(tx.execute(sa.select(clusters.c.uuid).where(clusters.c.uuid.in_(uuids))).scalars())
 
@@ -289,7 +289,7 @@ class DataStore:
         return found
 
     def jobs(self, cluster: str) -> Sequence[ClusterJob]:
-        """The jobs of a cluster."""
+        """Returns the jobs of a cluster."""
         with self._database.read() as tx:
             return [ClusterJob(*row) for row in tx.execute(sa.select(*_JOB).where(jobs.c.cluster == cluster))]
 
@@ -316,7 +316,7 @@ class DataStore:
         return self._ids(sa.select(jobs.c.uuid).where(jobs.c.status.not_in(ENDED)), jobs.c.position, ranges)
 
     def proxy_user_names(self) -> Sequence[str]:
-        """All of them."""
+        """Returns all of them."""
         return self._ids(sa.select(proxy_users.c.name), None, None)
 
     def _ids(self, query: Any, position: Any, ranges: Ranges) -> Sequence[str]:

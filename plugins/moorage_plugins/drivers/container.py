@@ -147,7 +147,7 @@ class ContainerDriver(GuardedDriver):
         )
 
     def _image(self, workload: Workload) -> Image:
-        """The image that a workload asks for.
+        """Returns the image that a workload asks for.
 
         :raises DriverError: it asks for none, it is not on this host, or it is damaged.
         """
@@ -175,7 +175,7 @@ class ContainerDriver(GuardedDriver):
     def _config(
         self, image: Image, arguments: Sequence[str], workload: Workload, name: str, uid: int | None
     ) -> Mapping[str, Any]:
-        """The OCI runtime configuration of a workload (https://github.com/opencontainers/runtime-spec, 1.0)."""
+        """Returns the OCI runtime configuration of a workload (https://github.com/opencontainers/runtime-spec, 1.0)."""
         environment = {each.partition("=")[0] for each in image.environment}
         mapping = [{"containerID": 0, "hostID": uid, "size": 1}]
         return {

@@ -84,7 +84,7 @@ class ProcessDriver(GuardedDriver):
         )
 
     def _arguments(self, workload: Workload, uid: int) -> Sequence[str]:
-        """The command line of the sandbox."""
+        """Returns the command line of the sandbox."""
         section = self._section
         size = str(section.tmp_size * _MIB)
         paths = [item for path in section.read_only_paths for item in ("--ro-bind-try", path, path)]
@@ -106,7 +106,7 @@ class ProcessDriver(GuardedDriver):
 
 
 def _version(bwrap: str) -> tuple[int, ...]:
-    """The version of bubblewrap; (0,) where it does not say one."""
+    """Returns the version of bubblewrap; (0,) where it does not say one."""
     try:
         said = subprocess.run([bwrap, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):

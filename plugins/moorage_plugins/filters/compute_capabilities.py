@@ -39,7 +39,7 @@ class _Asked:
     strict: bool
 
     def satisfied(self, value: Any, rest: Sequence[str]) -> bool:
-        """Whether a node passes that says this under the path's first word; ``rest`` of the path goes on from there."""
+        """Returns whether a node passes that says this under the path's first word; ``rest`` of the path goes on from there."""
         if value is None and not self.strict:
             return True
         value = _follow(value, rest)
@@ -89,7 +89,7 @@ class ComputeCapabilitiesFilter(HostFilter):
 
 
 def _asked(spec: RequestSpec, *, fleet: Fleet | None = None, host_state: HostState | None = None) -> list[_Asked]:
-    """The conditions that count; one without a scope only where the node, or any node of the fleet, has what it names."""
+    """Returns the conditions that count; one without a scope only where the node, or any node of the fleet, has what it names."""
     wanted = []
     for key, text in spec.flavor.extra_specs.items():
         path = tuple(key.split(":"))

@@ -48,7 +48,7 @@ class SpecCondition:
 
 
 def condition(key: str, text: str) -> SpecCondition:
-    """The condition that an extra spec states.
+    """Returns the condition that an extra spec states.
 
     :raises InvalidInput: it can never be right; names the extra spec.
     """

@@ -41,7 +41,7 @@ class _Wanted:
         return ["supported_instances", *(name for name, asked in optional if asked)]
 
     def runs_on(self, properties: Mapping[str, Any]) -> bool:
-        """Whether a node with these properties can run it."""
+        """Returns whether a node with these properties can run it."""
         kinds = properties.get("supported_instances") or ()
         if not any(all(word in kind for word in self.words) for kind in kinds):
             return False
@@ -137,7 +137,7 @@ def _whole(name: str, properties: Mapping[str, Any]) -> int:
 
 
 def _bits_of(cpu_info: Any) -> int:
-    """The address bits of a processor; 0 where they are not known."""
+    """Returns the address bits of a processor; 0 where they are not known."""
     if isinstance(cpu_info, str):
         try:
             cpu_info = json.loads(cpu_info)

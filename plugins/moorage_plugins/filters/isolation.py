@@ -71,7 +71,7 @@ class IsolatedHostsFilter(HostFilter):
         return "it is an isolated host, and the image is not isolated"
 
     def _wanted(self, spec: RequestSpec) -> bool | None:
-        """Whether the request must go to an isolated host; None when either will do."""
+        """Returns whether the request must go to an isolated host; None when either will do."""
         section = self.conf.filter_isolated_hosts
         isolated = spec.image.get("id") in section.isolated_images
         if isolated or section.restrict_isolated_hosts_to_isolated_images:

@@ -102,7 +102,7 @@ class JsonFilter(HostFilter):
 
 
 def _query(spec: RequestSpec) -> list[Any] | None:
-    """The query, understood; None when there is none.
+    """Returns the query, understood; None when there is none.
 
     :raises InvalidInput: says what is wrong with it, and where.
     """

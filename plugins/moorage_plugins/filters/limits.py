@@ -76,7 +76,7 @@ class _LimitFilter(HostFilter):
 
 
 def limit(key: str, texts: Iterable[str], general: int) -> int:
-    """The least of what aggregates say; the general limit when they say nothing, or something that is no whole number."""
+    """Returns the least of what aggregates say; the general limit when they say nothing, or something that is no whole number."""
     try:
         return min((int(text) for text in texts), default=general)
     except ValueError as error:

@@ -25,7 +25,7 @@ __all__ = ["ServerGroupAffinityFilter", "ServerGroupAntiAffinityFilter"]
 
 
 def group_of(spec: RequestSpec, policy: str) -> ServerGroup | None:
-    """The request's group when it has the policy."""
+    """Returns the request's group when it has the policy."""
     group = spec.server_group
     return group if group is not None and group.policy == policy else None
 

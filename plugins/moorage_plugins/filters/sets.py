@@ -76,7 +76,7 @@ def _encoded(values: Sequence[Any]) -> Column:
 
 
 def rows_where_all(columns: Sequence[Column], rows: Rows, decide: Callable[..., bool]) -> Rows:
-    """Those of the rows for which ``decide`` says yes to their values, one of each column.
+    """Returns those of the rows for which ``decide`` says yes to their values, one of each column.
 
     It is asked once for each combination of values that occurs.
     """

@@ -87,12 +87,12 @@ class ProviderForest:
         return [each for each in self._sharing if each.root != root and each.aggregates & aggregates]
 
     def summaries(self, candidates: Iterable[Candidate]) -> dict[str, ProviderSummary]:
-        """All providers of the trees that candidates take of."""
+        """Returns all providers of the trees that candidates take of."""
         roots = dict.fromkeys(self.places[uuid].root for each in candidates for uuid in each.allocations)
         return {each.uuid: each.summary for root in roots for each in self.trees[root]}
 
     def line(self, uuid: str) -> Iterator[str]:
-        """A provider and all above it."""
+        """Returns a provider and all above it."""
         at: str | None = uuid
         while at is not None:
             yield at
@@ -187,7 +187,7 @@ def _spread(
     rule: str,
     search: Search,
 ) -> Iterator[_Option]:
-    """The group without a suffix: each class of any provider, and the traits of all of them together."""
+    """Returns the group without a suffix: each class of any provider, and the traits of all of them together."""
     if group.in_tree is not None and not _same_tree(fleet, group.in_tree, root.uuid):
         return
     if group.not_member_of & root.aggregates:

@@ -104,7 +104,7 @@ def refusal(
 def has_room(
     amount: int, total: int, reserved: int, low: int, high: int, step: int, ratio: float, used: int, rule: str
 ) -> bool:
-    """Whether :func:`refusal` has no reason, for the columns of an inventory, without making an object of them."""
+    """Returns whether :func:`refusal` has no reason, for the columns of an inventory, without making an object of them."""
     return (
         low <= amount <= high
         and (amount % step == 0 or (amount == low and rule == SEED_RULE))
@@ -371,7 +371,7 @@ def _check_text(path: str, value: str, longest: int) -> None:
 
 
 def candidate_limit(query: CandidateQuery, most: int) -> int:
-    """How many candidates a query is answered with.
+    """Returns how many candidates a query is answered with.
 
     :param most: ``[allocation] max_candidates``.
     :raises InvalidInput: it has more groups than anybody can mean.

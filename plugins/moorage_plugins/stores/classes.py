@@ -39,7 +39,7 @@ _TRIES = 20
 
 
 def no_such_class(name: str) -> errors.NotFound:
-    """The error for a class that does not exist."""
+    """Returns the error for a class that does not exist."""
     return errors.NotFound(
         f"There is no resource class {name}; it begins to exist when it is created, or with the first inventory of it.",
         resource_class=name,
@@ -54,7 +54,7 @@ class ResourceClasses:
         self._seen: dict[int, str] = {}
 
     def numbers(self, tx: sa.Connection, names: Iterable[str]) -> dict[str, int]:
-        """The numbers of classes as of now; one statement when one of them is custom.
+        """Returns the numbers of classes as of now; one statement when one of them is custom.
 
         :raises NotFound: one does not exist.
         """
@@ -87,7 +87,7 @@ class ResourceClasses:
                 raise no_such_class(self._seen.get(number, f"number {number}"))
 
     def ensure(self, tx: sa.Connection, names: Iterable[str]) -> dict[str, int]:
-        """The numbers of the classes; custom ones that do not exist are created.
+        """Returns the numbers of the classes; custom ones that do not exist are created.
 
         :raises InvalidInput: a name is neither standard nor begins with ``CUSTOM_``.
         """

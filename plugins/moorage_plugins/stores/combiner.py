@@ -47,7 +47,7 @@ class Member(Gathered[ClaimOutcome]):
 
 
 def is_combinable(change: AllocationChange, companion: Companion | None) -> bool:
-    """Whether a claim may share a transaction.
+    """Returns whether a claim may share a transaction.
 
     Claims of existing consumers may not: they have resources to give back. Nor may claims with a companion that is written alone:
     it would lock its rows before those of other companions, whatever their order.

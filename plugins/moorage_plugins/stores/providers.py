@@ -102,7 +102,7 @@ def _ensure_batch(
 
 
 def _create(tx: sa.Connection, batch: Sequence[ResourceProvider]) -> tuple[dict[str, Any], Sequence[ResourceProvider]]:
-    """The rows that there were by uuid, and the providers that were created."""
+    """Returns the rows that there were by uuid, and the providers that were created."""
     for _ in range(_TRIES):
         known = _known(tx, batch)
         fresh = [each for each in batch if each.uuid not in known]
@@ -124,7 +124,7 @@ class _Place(NamedTuple):
 
 
 def _place(tx: sa.Connection, provider: ResourceProvider, places: dict[str, _Place]) -> _Place:
-    """The place of a new provider, which stays as it is until ``tx`` ends.
+    """Returns the place of a new provider, which stays as it is until ``tx`` ends.
 
     :param places: of providers that were looked at before, those that the same statement creates among them; the parent is added.
     :raises TreeTooDeep: it is below too many levels.
@@ -141,7 +141,7 @@ def _place(tx: sa.Connection, provider: ResourceProvider, places: dict[str, _Pla
 
 
 def _level(tx: sa.Connection, uuid: str) -> int:
-    """The level of a provider, for who holds its tree as it is."""
+    """Returns the level of a provider, for who holds its tree as it is."""
     level, at = 1, _existing(tx, uuid).parent_uuid
     while at is not None:
         level, at = level + 1, _existing(tx, at).parent_uuid
@@ -174,7 +174,7 @@ def add_provider(tx: sa.Connection, classes: ResourceClasses, provider: Resource
 
 
 def join_tree(tx: sa.Connection, parent: str) -> str:
-    """The root of the parent's tree, whose shape stays the same, and the parent there, until ``tx`` ends.
+    """Returns the root of the parent's tree, whose shape stays the same, and the parent there, until ``tx`` ends.
 
     :raises InvalidInput: there is no such parent.
     """
@@ -237,7 +237,7 @@ def _existing(tx: sa.Connection, uuid: str) -> Any:
 
 
 def _subtree(uuid: str, tree: Sequence[Any]) -> list[list[str]]:
-    """A provider and all below it, level by level."""
+    """Returns a provider and all below it, level by level."""
     children: dict[str, list[str]] = {}
     for each in tree:
         children.setdefault(each.parent_uuid, []).append(each.uuid)
@@ -322,7 +322,7 @@ def _wanted(
     present: Mapping[int, Any],
     merge: Merge | None,
 ) -> dict[int, InventoryItem]:
-    """The inventories that a provider which exists shall have, by the class's number."""
+    """Returns the inventories that a provider which exists shall have, by the class's number."""
     if merge is None:
         return {numbers[item.resource_class]: item for item in provider.inventories}
     names = classes.names(tx, present)

@@ -227,11 +227,11 @@ class QuotaCounter:
     # -- what claims ask ------------------------------------------------------------------------------------------
 
     def is_limited(self, project: str | None) -> bool:
-        """Whether the project had limits when this process last looked."""
+        """Returns whether the project had limits when this process last looked."""
         return project in self._limited
 
     def look(self, tx: sa.Connection, projects: Iterable[str]) -> set[str]:
-        """Those of the projects that have limits; they are remembered."""
+        """Returns those of the projects that have limits; they are remembered."""
         found = set(tx.execute(LIMITED, {"projects": list(projects)}).scalars())
         with self._lock:
             self._limited |= found
@@ -443,7 +443,7 @@ class QuotaCounter:
 
 
 def subject_of(project: str, name: str) -> str:
-    """The subject of events about a limit."""
+    """Returns the subject of events about a limit."""
     return f"quota/{project}/{name}"
 
 

@@ -226,11 +226,11 @@ class SqlCandidates(SqlPart, CandidateSource):
             yield sa.or_(page.in_tree(sql_filters.has_aggregate(aggregates, _MEMBER)), shared_with)
 
     def _few(self, tx: sa.Connection, roots: Sequence[str]) -> Sequence[Any]:
-        """All providers of the trees."""
+        """Returns all providers of the trees."""
         return tx.execute(_OF_TREES, {"roots": roots}).all()
 
     def _many(self, tx: sa.Connection, roots: Sequence[_Row]) -> Sequence[_Row]:
-        """All providers of the trees, of which the roots are known."""
+        """Returns all providers of the trees, of which the roots are known."""
         below = tx.execute(_BELOW, {"first": roots[0][0], "last": roots[-1][0]}).all()
         uuids = {row[1] for row in roots} if below else ()
         return sorted([*roots, *(row for row in below if row.root_uuid in uuids)], key=operator.itemgetter(0))
@@ -287,7 +287,7 @@ class _Trees:
                 self.decided[root] = None
 
     def nodes(self) -> list[ProviderNode]:
-        """The providers of the trees that are not decided."""
+        """Returns the providers of the trees that are not decided."""
         return [
             ProviderNode(
                 uuid,
@@ -357,7 +357,7 @@ class _Finder:
 
 
 def _only_group(query: CandidateQuery) -> RequestGroup | None:
-    """The group of a query about which a page's conditions and room decide in a tree of one provider.
+    """Returns the group of a query about which a page's conditions and room decide in a tree of one provider.
 
     None: there are several groups, whose amounts add up, or the group says more than those conditions.
     """

@@ -224,7 +224,7 @@ def microseconds(lifetime: float | None) -> int | None:
 
 
 def parameters(number: int, amounts: Mapping[int, int]) -> Mapping[str, int]:
-    """The parameters of ``take`` and ``release``."""
+    """Returns the parameters of ``take`` and ``release``."""
     values = {"of_provider": number}
     for position, (of_class, amount) in enumerate(amounts.items()):
         values[f"class_{position}"], values[f"amount_{position}"] = of_class, amount

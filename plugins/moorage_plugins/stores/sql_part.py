@@ -33,12 +33,12 @@ _item = functools.lru_cache(16_384)(InventoryItem)
 
 
 def no_such_provider(uuid: str) -> errors.NotFound:
-    """The error for a provider that does not exist."""
+    """Returns the error for a provider that does not exist."""
     return errors.NotFound(f"There is no resource provider {uuid}.", provider=uuid)
 
 
 def shown(row: Any, inventories: Sequence[tuple[InventoryItem, int]] = ()) -> ResourceProvider:
-    """A row of :data:`moorage_plugins.stores.statements.provider_columns` as data."""
+    """Returns a row of :data:`moorage_plugins.stores.statements.provider_columns` as data."""
     return ResourceProvider(
         row.uuid,
         row.name,

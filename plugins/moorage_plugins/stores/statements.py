@@ -302,7 +302,7 @@ def change_consumer(expected: bool, counted: bool) -> sa.Update:
 def project_usages(
     project: str, user: str | None, consumer_type: str | None
 ) -> tuple[sa.Select[tuple[str, int]], sa.Select[tuple[str, int, int]]]:
-    """The consumers of a project by type, and what they hold by type and class."""
+    """Returns the consumers of a project by type, and what they hold by type and class."""
     columns = consumers.c
     of_project = [columns.project_id == project]
     if user is not None:

@@ -31,7 +31,7 @@ def check_trait(name: str) -> None:
 
 
 def no_such_traits(names: set[str] | frozenset[str]) -> errors.NotFound:
-    """The error for traits that do not exist."""
+    """Returns the error for traits that do not exist."""
     wanted = sorted(names)
     return errors.NotFound(
         f"No such trait(s): {', '.join(wanted)}. A trait of your own is created before it is used.",

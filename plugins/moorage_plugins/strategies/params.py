@@ -22,7 +22,7 @@ def known(strategy: str, params: Mapping[str, Any], names: Collection[str]) -> N
 
 
 def whole(params: Mapping[str, Any], name: str, default: int | None, least: int = 1) -> int | None:
-    """A whole number of ``least`` or more."""
+    """Returns a whole number of ``least`` or more."""
     value = params.get(name, default)
     if value is None:
         return None
@@ -34,7 +34,7 @@ def whole(params: Mapping[str, Any], name: str, default: int | None, least: int 
 
 
 def text(params: Mapping[str, Any], name: str, default: str | None) -> str | None:
-    """A text that is not empty."""
+    """Returns a text that is not empty."""
     value = params.get(name, default)
     if value is not None and (not isinstance(value, str) or not value):
         raise errors.InvalidInput(f"{name} is {value!r}; it must be a text.", path=f"params/{name}")

@@ -59,7 +59,7 @@ class _Pool:
         self._lock = threads_module.lock()
 
     def take(self, path: str) -> Link | None:
-        """A connection whose peer has not closed it, the one used last first."""
+        """Returns a connection whose peer has not closed it, the one used last first."""
         while True:
             with self._lock:
                 links = self._idle.get(path)

@@ -72,7 +72,7 @@ class Link:
             self._connection.send_bytes(frame)
 
     def readable(self, seconds: float | None) -> bool:
-        """Whether there is something to read, a frame or the end, within ``seconds`` (None: wait for ever)."""
+        """Returns whether there is something to read, a frame or the end, within ``seconds`` (None: wait for ever)."""
         return bool(self._poller.poll(None if seconds is None else max(0.0, seconds * 1000.0)))
 
     def receive(self, limit: int) -> bytes:
@@ -111,7 +111,7 @@ class Link:
 
 
 def connect(path: str, key: bytes, *, handshake_seconds: float, stall_seconds: float) -> Link:
-    """A link to the listener at ``path``.
+    """Returns a link to the listener at ``path``.
 
     :param stall_seconds: for the time after the handshake; zero means to wait for ever.
     :raises OSError: FileNotFoundError, ConnectionRefusedError: no process listens. BlockingIOError: it does not answer.
@@ -137,7 +137,7 @@ def connect(path: str, key: bytes, *, handshake_seconds: float, stall_seconds: f
 
 
 def listen(path: str) -> socket.socket:
-    """A listening socket at ``path``, which must not exist."""
+    """Returns a listening socket at ``path``, which must not exist."""
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with socket_address(path) as address:

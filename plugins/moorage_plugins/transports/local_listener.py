@@ -89,7 +89,7 @@ class LocalSubscription(Subscription):
         threads_module.thread(self._accept, name=f"{name}-accept", args=(self._socket,)).start()
 
     def listens_at(self, topic: str) -> str | None:
-        """The path of its socket, if it serves the topic now."""
+        """Returns the path of its socket, if it serves the topic now."""
         return self._claim.place.socket if self._topic == topic and not self._stopped.is_set() else None
 
     @property

@@ -91,7 +91,7 @@ class Registry:
         self._clock = clock
 
     def key(self) -> bytes:
-        """The shared secret; created by the first process that asks.
+        """Returns the shared secret; created by the first process that asks.
 
         :raises ConfigError: folder or file belong to another user or are open to others.
         """
@@ -235,7 +235,7 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 
 def _take(place: SocketPath) -> int | None:
-    """A descriptor that holds the lock of a place, or None when another process holds it."""
+    """Returns a descriptor that holds the lock of a place, or None when another process holds it."""
     while True:
         descriptor = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

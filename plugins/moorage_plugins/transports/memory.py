@@ -60,7 +60,7 @@ class MessageHub:
                 del served[subscription.server]
 
     def of(self, topic: str) -> list[_Subscription]:
-        """All that serve a topic, sorted by name."""
+        """Returns all that serve a topic, sorted by name."""
         with self._lock:
             return [self._topics[topic][name] for name in sorted(self._topics.get(topic, ()))]
 

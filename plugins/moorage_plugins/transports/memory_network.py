@@ -152,5 +152,5 @@ class ScriptedNetwork(Network):
         self._cuts.clear()
 
     def is_cut(self, one: str, other: str) -> bool:
-        """Whether nothing gets through between two processes."""
+        """Returns whether nothing gets through between two processes."""
         return frozenset((one, other)) in self._cuts

@@ -241,7 +241,7 @@ class _Engine:
         )
 
     def server(self, topic: str, server: str, dispatcher: _Dispatcher) -> Any:
-        """An oslo.messaging server that is not started."""
+        """Returns an oslo.messaging server that is not started."""
         made = oslo_messaging.get_rpc_server(self._transport, oslo_messaging.Target(topic=topic, server=server), [])
         made.dispatcher = dispatcher
         return made
@@ -294,7 +294,7 @@ class _Engine:
         closer.join(_CLOSE_SECONDS)
 
     def _context(self, topic: str, message: Message, timeout: float | None) -> tuple[dict[str, Any], int]:
-        """The context with the header in it, once the message is known to be JSON and not too large; and its size."""
+        """Returns the context with the header in it, once the message is known to be JSON and not too large; and its size."""
         data = wire.message_to_data(message)
         size = len(wire.dump(data, self.max_bytes, f"message '{message.method}' to topic '{topic}'"))
         header = {"origin": data["origin"], "version": message.version, "timeout": timeout}

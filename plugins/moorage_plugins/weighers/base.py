@@ -52,7 +52,7 @@ class AggregateWeigher(HostWeigher):
 
 
 def least(key: str, texts: Iterable[str], general: float) -> float:
-    """The least of what aggregates say; ``general`` when they say nothing, or something that is no number."""
+    """Returns the least of what aggregates say; ``general`` when they say nothing, or something that is no number."""
     try:
         found = min((float(text) for text in texts), default=general)
     except ValueError as error:

@@ -51,7 +51,7 @@ def fits(task: Task, shares: Floats, free: Mapping[str, Floats]) -> Mask:
 def expected_fragmentation(
     shares: Floats, free: Mapping[str, Floats], expected: Sequence[tuple[Task, float]]
 ) -> Floats:
-    """The expected fragmentation of each node, in the unit of the shares; arguments as for :func:`fits`.
+    """Returns the expected fragmentation of each node, in the unit of the shares; arguments as for :func:`fits`.
 
     :param expected: tasks and their popularity, of any sum above 0.
     """

@@ -23,4 +23,4 @@ class OrphanDetector(abc.ABC):
 
     @abc.abstractmethod
     def missing(self, consumers: Sequence[str]) -> Set[str]:
-        """Those of the given uuids, at most a thousand, behind which there is nothing, by what is stored now."""
+        """Returns those of the given uuids, at most a thousand, behind which there is nothing, by what is stored now."""

@@ -43,7 +43,7 @@ class _Ask(base.ApiLister):
         return parser
 
     def body(self, arguments: argparse.Namespace) -> dict[str, Any]:
-        """The request."""
+        """Returns the request."""
         return {"dry_run": True} if arguments.dry_run else {}
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -104,7 +104,7 @@ class CleanupRun(_Ask):
         return parser
 
     def body(self, arguments: argparse.Namespace) -> dict[str, Any]:
-        """The filters that were given."""
+        """Returns the filters that were given."""
         names = ("service", "cluster", "host", "binary", "resource_type", "resource_id", "disabled")
         given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
         if arguments.is_up:

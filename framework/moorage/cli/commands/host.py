@@ -130,7 +130,7 @@ class HostEvacuate(base.ApiCommand):
             )
 
     def _evacuate(self, api: Client, instance: Mapping[str, Any], to_host: str | None) -> tuple[bool, str]:
-        """Whether the evacuation of an instance has begun, and where it goes or why not."""
+        """Returns whether the evacuation of an instance has begun, and where it goes or why not."""
         try:
             moving = api.act_on_instance(instance["uuid"], "evacuate", {"host": to_host} if to_host else {})
         except errors.MoorageError as error:
@@ -162,7 +162,7 @@ def _reason(text: str) -> str:
 
 
 def _agent(api: Client, host: str) -> dict[str, Any]:
-    """The agent of a host.
+    """Returns the agent of a host.
 
     :raises NotFound: there is none.
     """

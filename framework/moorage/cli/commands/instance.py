@@ -79,7 +79,7 @@ def add_image_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def image_body(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The JSON of the image that the options describe; empty when they describe none."""
+    """Returns the JSON of the image that the options describe; empty when they describe none."""
     properties = dict(base.pairs(arguments.image_property, "--image-property"))
     if not arguments.image and not properties:
         return {}
@@ -87,7 +87,7 @@ def image_body(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def resources_of(arguments: argparse.Namespace) -> dict[str, int]:
-    """The resources that the options describe.
+    """Returns the resources that the options describe.
 
     :raises InvalidInput: an option is not CLASS=UNITS.
     """
@@ -100,7 +100,7 @@ def resources_of(arguments: argparse.Namespace) -> dict[str, int]:
 
 
 def flavor_body(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The JSON of the flavor that the options describe.
+    """Returns the JSON of the flavor that the options describe.
 
     :raises InvalidInput: an option is not NAME=VALUE, or neither a flavor nor resources are asked for.
     """
@@ -120,7 +120,7 @@ def flavor_body(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def request_body(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The JSON of the request that the options describe.
+    """Returns the JSON of the request that the options describe.
 
     :raises InvalidInput: an option is not NAME=VALUE, or no resource is asked for.
     """
@@ -450,7 +450,7 @@ class DecisionShow(base.ApiShow):
 
 
 def _words(line: str) -> list[str]:
-    """The words of a command line.
+    """Returns the words of a command line.
 
     :raises InvalidInput: there are none, or a quotation is not closed.
     """
@@ -464,7 +464,7 @@ def _words(line: str) -> list[str]:
 
 
 def _readable(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer of a scheduler in lines for people."""
+    """Returns an answer of a scheduler in lines for people."""
     shown = dict(answer)
     for name in ("selections", "best"):
         if name in shown:

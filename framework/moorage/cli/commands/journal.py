@@ -113,7 +113,7 @@ class Trace(base.ApiLister):
 
 
 def _of(api: client.Client, name: str) -> list[dict[str, Any]]:
-    """The events of a request or of a subject, in the order of their numbers.
+    """Returns the events of a request or of a subject, in the order of their numbers.
 
     A request that a client's id names comes as one: the service that asked may have sent several with that id.
     """
@@ -158,7 +158,7 @@ def _decision(state: Mapping[str, Any]) -> str:
 
 
 def _refused(decision: Mapping[str, Any]) -> dict[str, Any]:
-    """The line of a request that no node could take."""
+    """Returns the line of a request that no node could take."""
     return {
         "time": None, "step": "refused", "subject": f"instance/{decision['instance_uuid']}",
         "detail": f"{decision['outcome']}; {_decision(decision)}", "service": "", "request_id": decision.get("request_id", ""),
@@ -170,7 +170,7 @@ def _since_first(time: int | None, first: int | None) -> str:
 
 
 def _audited(event: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of the table of changes."""
+    """Returns a line of the table of changes."""
     state, before = event["state"], event.get("before")
     if event["kind"].startswith("operation."):
         # It tells of work on the subject, and what is empty tells nothing.
@@ -216,7 +216,7 @@ def _since(text: str) -> int:
 def _pages(
     api: client.Client, query: Mapping[str, Any], after: str | None = None, follow: Clock | None = None
 ) -> Iterator[dict[str, Any]]:
-    """All events of a query, page after page.
+    """Returns all events of a query, page after page.
 
     :param after: the cursor to begin after; None: from the oldest event.
     :param follow: go on with new events for ever, and pause by this clock while the API does not answer.

@@ -81,7 +81,7 @@ class ServiceSet(base.ApiShow):
 
 
 def _uuid(api: Client, ident: str) -> str:
-    """The uuid of a service.
+    """Returns the uuid of a service.
 
     :raises NotFound: there is none of that binary and host.
     """

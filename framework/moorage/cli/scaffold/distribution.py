@@ -114,7 +114,7 @@ def write(family_name: str, name: str, into: Path) -> Written:
 
 
 def _choose(family: Family, name: str) -> str:
-    """The lines of a configuration file with which a deployer uses the plugin; what is on by default stays on."""
+    """Returns the lines of a configuration file with which a deployer uses the plugin; what is on by default stays on."""
     chosen_by = [point.option for point in extension_points() if point.group == family.group]
     if not chosen_by:
         return "# commands need no configuration: all that are installed are offered"
@@ -160,7 +160,7 @@ def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Travers
 
 
 def _compatible(version: str) -> str:
-    """The Moorages that a distribution asks for that was written with this one, as a version specifier.
+    """Returns the Moorages that a distribution asks for that was written with this one, as a version specifier.
 
     From this one on; from the first development version of the same release where this one is not released, since ``0.0.1.dev142``
     is before ``0.0.1``. And up to the next major release: until then what is public stays (``moorage.public``).

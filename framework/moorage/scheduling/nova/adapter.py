@@ -43,12 +43,12 @@ _BASES = (
 
 
 def is_filter_class(found: Any) -> bool:
-    """Whether it is a class with one of the methods of Nova's filters."""
+    """Returns whether it is a class with one of the methods of Nova's filters."""
     return inspect.isclass(found) and any(hasattr(found, name) for name in ("host_passes", "_filter_one", "filter_all"))
 
 
 def is_weigher_class(found: Any) -> bool:
-    """Whether it is a class with one of the methods of Nova's weighers."""
+    """Returns whether it is a class with one of the methods of Nova's weighers."""
     return inspect.isclass(found) and any(hasattr(found, name) for name in ("_weigh_object", "weigh_objects"))
 
 
@@ -136,7 +136,7 @@ class NovaFilter(HostFilter):
 
 
 def adapted_filter(found: type) -> type[NovaFilter]:
-    """A plugin over a filter class."""
+    """Returns a plugin over a filter class."""
     return type(
         found.__name__,
         (NovaFilter,),
@@ -153,7 +153,7 @@ def adapted_filter(found: type) -> type[NovaFilter]:
 
 
 def adapted_weigher(found: type) -> type[NovaWeigher]:
-    """A plugin over a weigher class."""
+    """Returns a plugin over a weigher class."""
     bounds = {name: _bound(getattr(found, name, None)) for name in ("minval", "maxval")}
     return type(found.__name__, (NovaWeigher,), {"__doc__": found.__doc__, "wrapped": found, **bounds})
 

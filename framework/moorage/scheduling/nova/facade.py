@@ -22,11 +22,11 @@ class _Fields:
         return hasattr(self, name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, or the default."""
+        """Returns an attribute, or the default."""
         return getattr(self, name, default)
 
     def obj_attr_is_set(self, name: str) -> bool:
-        """Whether there is such an attribute."""
+        """Returns whether there is such an attribute."""
         return hasattr(self, name)
 
 
@@ -151,7 +151,7 @@ class NovaImageProperties(_Fields):
         self.__dict__.update(properties)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of them."""
+        """Returns all of them."""
         return dict(self.__dict__)
 
 
@@ -235,5 +235,5 @@ class NovaRequestSpec(_Fields):
         return self.flavor.swap
 
     def get_scheduler_hint(self, name: str, default: Any = None) -> Any:
-        """A hint: the text when it is the only one, the list otherwise, the default when absent."""
+        """Returns a hint: the text when it is the only one, the list otherwise, the default when absent."""
         return self.spec.get_scheduler_hint(name, default)

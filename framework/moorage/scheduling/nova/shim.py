@@ -44,11 +44,11 @@ class BaseFilter:
         return True
 
     def filter_all(self, filter_obj_list: Iterable[Any], spec_obj: Any) -> Iterator[Any]:
-        """Those that pass."""
+        """Returns those that pass."""
         return (each for each in filter_obj_list if self._filter_one(each, spec_obj))
 
     def run_filter_for_index(self, index: int) -> bool:
-        """Whether it is asked for this one of several instances alike."""
+        """Returns whether it is asked for this one of several instances alike."""
         return index == 0 or not self.run_filter_once_per_request
 
 
@@ -61,7 +61,7 @@ class BaseHostFilter(BaseFilter):
         return (request_is_rebuild(spec_obj) and not self.RUN_ON_REBUILD) or self.host_passes(obj, spec_obj)
 
     def host_passes(self, host_state: Any, filter_properties: Any) -> bool:
-        """Whether the host passes; the author's to write."""
+        """Returns whether the host passes; the author's to write."""
         raise NotImplementedError
 
 
@@ -91,7 +91,7 @@ class BaseHostWeigher(BaseWeigher):
 
 
 def request_is_rebuild(spec_obj: Any) -> bool:
-    """Whether the instance stays where it is."""
+    """Returns whether the instance stays where it is."""
     hints = getattr(spec_obj, "scheduler_hints", None) or {}
     return hints.get("_nova_check_type") == ["rebuild"]
 
@@ -102,7 +102,7 @@ def aggregate_values_from_key(host_state: Any, key_name: str) -> set[str]:
 
 
 def aggregate_metadata_get_by_host(host_state: Any, key: str | None = None) -> dict[str, set[str]]:
-    """All metadata of the host's aggregates (of those that have the key), values taken apart at commas."""
+    """Returns all metadata of the host's aggregates (of those that have the key), values taken apart at commas."""
     found: dict[str, set[str]] = {}
     for aggregate in host_state.aggregates:
         if key is None or key in aggregate.metadata:
@@ -114,18 +114,18 @@ def aggregate_metadata_get_by_host(host_state: Any, key: str | None = None) -> d
 def validate_num_values(
     vals: Iterable[str], default: Any = None, cast_to: Callable[[str], Any] = int, based_on: Any = min
 ) -> Any:
-    """The least (``based_on``) of the values as numbers, the default when there are none; ValueError when one is none."""
+    """Returns the least (``based_on``) of the values as numbers, the default when there are none; ValueError when one is none."""
     numbers = [cast_to(value) for value in vals]
     return based_on(numbers) if numbers else default
 
 
 def instance_uuids_overlap(host_state: Any, uuids: Any) -> bool:
-    """Whether any of the instances is on the host."""
+    """Returns whether any of the instances is on the host."""
     return any(uuid in host_state.instances for uuid in ([uuids] if isinstance(uuids, str) else uuids))
 
 
 def get_weight_multiplier(host_state: Any, multiplier_name: str, multiplier_config: float) -> float:
-    """The least that the host's aggregates say, else the configured one."""
+    """Returns the least that the host's aggregates say, else the configured one."""
     try:
         values = aggregate_values_from_key(host_state, multiplier_name)
         return float(validate_num_values(values, multiplier_config, float))

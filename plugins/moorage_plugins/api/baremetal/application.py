@@ -72,7 +72,7 @@ class BaremetalApplication(Application):
 
 
 def with_slash(method: str, path: str, handler: Callable[[Request], Response], **more: Any) -> Iterable[Route]:
-    """A route at a path with and without a slash at its end; the clients write both."""
+    """Returns a route at a path with and without a slash at its end; the clients write both."""
     return Route(method, path, handler, **more), Route(method, path + "/", handler, **more)
 
 

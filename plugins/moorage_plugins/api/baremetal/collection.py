@@ -54,7 +54,7 @@ class Collection:
         return self.shown(request, request.path_params["ident"], queries.chosen_fields(self.resource, request))
 
     def page(self, request: Request, listing: Listing) -> Response:
-        """A page of what the caller may see."""
+        """Returns a page of what the caller may see."""
         visible = self.visible_to(request)
         if visible is not None:
             listing = queries.restricted(listing, visible)
@@ -80,7 +80,7 @@ class Collection:
         return Response(status, text.encode(), headers)
 
     def row(self, request: Request, ident: str, columns: Sequence[Any]) -> Any:
-        """The row of a thing that the caller may see.
+        """Returns the row of a thing that the caller may see.
 
         :raises NotFound: there is none, or the caller may not see it.
         """
@@ -95,7 +95,7 @@ class Collection:
         return found
 
     def visible_to(self, request: Request) -> sa.ColumnElement[bool] | None:
-        """The condition of what the caller may see; None: all."""
+        """Returns the condition of what the caller may see; None: all."""
         try:
             request.check_policy(f"baremetal:{self._kind}:list_all")
         except errors.Forbidden:

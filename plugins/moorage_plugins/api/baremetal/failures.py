@@ -12,7 +12,7 @@ __all__ = ["fault", "needs_version"]
 
 
 def needs_version(version: Version, what: str) -> NotAcceptable:
-    """The refusal of a field, filter or key that is not there yet in the microversion of the request."""
+    """Returns the refusal of a field, filter or key that is not there yet in the microversion of the request."""
     return NotAcceptable(
         f"Request not acceptable. The minimal required API version should be {version[0]}.{version[1]} for {what}.",
         path=what,
@@ -20,6 +20,6 @@ def needs_version(version: Version, what: str) -> NotAcceptable:
 
 
 def fault(message: str, status: int) -> bytes:
-    """The body of an error: JSON as a text inside of JSON, which is what the clients take apart."""
+    """Returns the body of an error: JSON as a text inside of JSON, which is what the clients take apart."""
     inner = {"faultcode": "Client" if status < 500 else "Server", "faultstring": message, "debuginfo": None}
     return json.dumps({"error_message": json.dumps(inner)}).encode()

@@ -48,7 +48,7 @@ class Value:
 
 
 def text(longest: int = 255, *, nullable: bool = True) -> Callable[[str, Any], Any]:
-    """A text of at most so many characters."""
+    """Returns a text of at most so many characters."""
 
     def check(name: str, value: Any) -> Any:
         if value is None and nullable:
@@ -63,7 +63,7 @@ def text(longest: int = 255, *, nullable: bool = True) -> Callable[[str, Any], A
 
 
 def json_object(name: str, value: Any) -> Any:
-    """An object; null empties it."""
+    """Returns an object; null empties it."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -82,7 +82,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def name(field: str, value: Any) -> str | None:
-    """A name that can stand in a path beside uuids."""
+    """Returns a name that can stand in a path beside uuids."""
     if value is None or value == "":
         return None
     if not isinstance(value, str):
@@ -96,7 +96,7 @@ def name(field: str, value: Any) -> str | None:
 
 
 def uuid(field: str, value: Any) -> str | None:
-    """A uuid."""
+    """Returns a uuid."""
     if value is None:
         return None
     if not isinstance(value, str) or not is_uuid(value):
@@ -105,20 +105,20 @@ def uuid(field: str, value: Any) -> str | None:
 
 
 def mac(field: str, value: Any) -> str:
-    """A MAC address, in lower case."""
+    """Returns a MAC address, in lower case."""
     if not isinstance(value, str) or not _MAC.fullmatch(value.lower()):
         raise errors.InvalidInput(f"Expected a MAC address for {field}, but received {value!r}.", path=field)
     return value.lower()
 
 
 def resource_class(field: str, value: Any) -> str | None:
-    """A resource class; its name is part of a longer one."""
+    """Returns a resource class; its name is part of a longer one."""
     found: str | None = text(80)(field, value)
     return found or None
 
 
 def shard(field: str, value: Any) -> str | None:
-    """A shard that queries can ask for."""
+    """Returns a shard that queries can ask for."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -127,7 +127,7 @@ def shard(field: str, value: Any) -> str | None:
 
 
 def fields_of(body: Any, known: Mapping[str, Value], version: Version, what: str) -> dict[str, Any]:
-    """The checked fields of the body of a POST.
+    """Returns the checked fields of the body of a POST.
 
     :raises InvalidInput: it is no object, or a field is unknown or wrong.
     :raises NotAcceptable: a field is not there yet in this microversion.
@@ -148,7 +148,7 @@ def fields_of(body: Any, known: Mapping[str, Value], version: Version, what: str
 
 
 def apply(patch: Any, before: Mapping[str, Any], known: Mapping[str, Value], version: Version) -> dict[str, Any]:
-    """The fields that the patch changes, checked.
+    """Returns the fields that the patch changes, checked.
 
     :param before: all fields of ``known`` as they are.
     :raises InvalidInput: it is no such patch, cannot be applied, or a value is wrong.
@@ -166,7 +166,7 @@ def apply(patch: Any, before: Mapping[str, Any], known: Mapping[str, Value], ver
 
 
 def touched_by(patch: Any, known: Mapping[str, Value], version: Version) -> set[str]:
-    """The fields that a patch names."""
+    """Returns the fields that a patch names."""
     if not isinstance(patch, list):
         raise errors.InvalidInput("Schema error for patch: the body must be a list of operations", path="body")
     touched = set()

@@ -75,7 +75,7 @@ class Listing:
     detail: bool
 
     def statement(self, resource: Resource, columns: Sequence[Any], after: Any | None) -> sa.Select[Any]:
-        """The page.
+        """Returns the page.
 
         :param after: the marker's row (number, sort value); None: the first page.
         """
@@ -149,12 +149,12 @@ def read(resource: Resource, request: Request, filters: Mapping[str, Filter], *,
 
 
 def visible(resource: Resource, version: Version) -> tuple[Field, ...]:
-    """The fields that a microversion has."""
+    """Returns the fields that a microversion has."""
     return tuple(field for field in resource.fields if field.since <= version)
 
 
 def chosen_fields(resource: Resource, request: Request) -> tuple[Field, ...] | None:
-    """The fields that the query of a single thing names; None: all."""
+    """Returns the fields that the query of a single thing names; None: all."""
     unknown = sorted(request.query.keys() - {"fields"})
     if unknown:
         raise errors.InvalidInput(f"Unexpected arguments: {', '.join(unknown)}", path=unknown[0])
@@ -162,7 +162,7 @@ def chosen_fields(resource: Resource, request: Request) -> tuple[Field, ...] | N
 
 
 def next_link(request: Request, listing: Listing, last: str) -> str:
-    """The address of the page after the thing ``last``: the query as it was, with another marker."""
+    """Returns the address of the page after the thing ``last``: the query as it was, with another marker."""
     kept = [
         (name, value) for name, values in request.query.items() if name not in ("marker", "limit") for value in values
     ]
@@ -172,7 +172,7 @@ def next_link(request: Request, listing: Listing, last: str) -> str:
 
 
 def flag(name: str, values: Sequence[str]) -> bool:
-    """A truth value in one of the many words for it."""
+    """Returns a truth value in one of the many words for it."""
     word = values[-1].strip().lower()
     if word in _YES | _NO:
         return word in _YES
@@ -235,7 +235,7 @@ def _description(values: Sequence[str]) -> Condition:
 
 
 def _never(name: str) -> Callable[[Sequence[str]], Condition]:
-    """A filter for something that no node here is or has."""
+    """Returns a filter for something that no node here is or has."""
     return lambda values: sa.false() if flag(name, values) else sa.true()
 
 
@@ -320,5 +320,5 @@ def _direction(query: Mapping[str, Sequence[str]]) -> bool:
 
 
 def restricted(listing: Listing, condition: Condition) -> Listing:
-    """The same listing, of less."""
+    """Returns the same listing, of less."""
     return replace(listing, conditions=(*listing.conditions, condition))

@@ -93,7 +93,7 @@ class Renderer:
         self._template = ",".join(parts)
 
     def render(self, rows: Sequence[Any], base_url: str) -> list[str]:
-        """The JSON text of each row.
+        """Returns the JSON text of each row.
 
         :param base_url: the mount with scheme and host, for links.
         """

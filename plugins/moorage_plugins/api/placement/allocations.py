@@ -70,7 +70,7 @@ _RESHAPE_BODIES: tuple[tuple[Version, Version | None, _Schema], ...] = (
 
 
 def routes(store: FullStore) -> Sequence[Route]:
-    """The routes over a store."""
+    """Returns the routes over a store."""
     here = _Allocations(store)
     one, of_provider = "/allocations/{consumer}", "/resource_providers/{uuid}/allocations"
     return (
@@ -215,7 +215,7 @@ class _Allocations:
             ) from error
 
     def _refused(self, error: errors.CapacityExceeded | errors.ConstraintViolated) -> errors.Conflict:
-        """A refusal in Placement's words; its class, and so its code, stays."""
+        """Returns a refusal in Placement's words; its class, and so its code, stays."""
         uuid, name = error.details["provider"], error.details["resource_class"]
         if isinstance(error, errors.ConstraintViolated):
             why = "The requested amount would violate inventory constraints."
@@ -273,7 +273,7 @@ def _change(request: Request, consumer: str, body: Mapping[str, Any]) -> Allocat
 
 
 def _conflict(error: GenerationConflict) -> ConcurrentUpdate:
-    """The conflict in Placement's words, which mean by "expected" what is stored."""
+    """Returns the conflict in Placement's words, which mean by "expected" what is stored."""
     details = error.details
     if "consumer" in details:
         present = "null" if details["present"] is None else details["present"]

@@ -165,7 +165,7 @@ def accepts(header: str | None, kind: str) -> bool:
 
 
 def cached(request: Request, answer: Response, changed: int | None = None) -> Response:
-    """The answer with the headers that GETs have from 1.15.
+    """Returns the answer with the headers that GETs have from 1.15.
 
     :param changed: when what it shows was last changed, in microseconds since the epoch; None or 0: not known, so now.
     """

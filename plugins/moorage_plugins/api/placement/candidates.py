@@ -29,7 +29,7 @@ _Quote = Callable[[str | None], str]
 
 
 def routes(store: FullStore) -> Sequence[Route]:
-    """The routes over a store."""
+    """Returns the routes over a store."""
     here = _Candidates(store)
     starts = list(schemas.CANDIDATES)
     ends: list[Version | None] = [(major, minor - 1) for major, minor in starts[1:]]
@@ -66,7 +66,7 @@ class _Candidates:
 
 
 def _body(version: Version, query: CandidateQuery, found: CandidateSet) -> bytes:
-    """The answer as JSON. It is written provider by provider: as data it would be tens of objects for each."""
+    """Returns the answer as JSON. It is written provider by provider: as data it would be tens of objects for each."""
     # A name or uuid stands in the answer up to four times, a class as often as there are providers.
     quote = functools.cache(json.dumps)
     requests = ",".join([_request(version, each, quote) for each in found.candidates])

@@ -22,7 +22,7 @@ _FIELDS = ("total", "reserved", "min_unit", "max_unit", "step_size", "allocation
 
 
 def routes(store: FullStore) -> Sequence[Route]:
-    """The routes over a store."""
+    """Returns the routes over a store."""
     here = _Inventories(store)
     many = "/resource_providers/{uuid}/inventories"
     one = many + "/{resource_class}"
@@ -39,7 +39,7 @@ def routes(store: FullStore) -> Sequence[Route]:
 
 
 def item(resource_class: str, given: Mapping[str, Any]) -> InventoryItem:
-    """An inventory from the wire, where ``1.0`` is as whole as ``1``."""
+    """Returns an inventory from the wire, where ``1.0`` is as whole as ``1``."""
     numbers = {name: int(given[name]) for name in _FIELDS[:-1] if name in given}
     return InventoryItem(resource_class, allocation_ratio=float(given.get("allocation_ratio", 1.0)), **numbers)
 
@@ -224,5 +224,5 @@ class _Inventories:
 
 
 def _named(provider: ResourceProvider, wanted: InventoryItem) -> InventoryItem:
-    """The inventory of the class, as it is stored."""
+    """Returns the inventory of the class, as it is stored."""
     return next((each for each in provider.inventories if each.resource_class == wanted.resource_class), wanted)

@@ -46,7 +46,7 @@ _WHY = "Object action {action} failed because: {reason}"
 
 
 def routes(store: FullStore) -> Sequence[Route]:
-    """The routes over a store."""
+    """Returns the routes over a store."""
     providers = _Providers(store)
     many, one = "/resource_providers", "/resource_providers/{uuid}"
     return (
@@ -74,12 +74,12 @@ def _versions(method: str, path: str, handler: Any, policy: str, part: str) -> I
 
 
 def path(uuid: str) -> str:
-    """The path of a provider, below the mount."""
+    """Returns the path of a provider, below the mount."""
     return f"/resource_providers/{uuid}"
 
 
 def shown(request: Request, provider: ResourceProvider) -> dict[str, Any]:
-    """A provider as the wire has it."""
+    """Returns a provider as the wire has it."""
     url = request.prefix + path(provider.uuid)
     links = [{"rel": "self", "href": url}]
     links += [{"rel": rel, "href": f"{url}/{rel}"} for since, rel in _LINKS if request.version >= since]

@@ -189,7 +189,7 @@ def _members(value: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def in_tree(value: str) -> str:
-    """The uuid of a provider of the tree.
+    """Returns the uuid of a provider of the tree.
 
     :raises InvalidInput: it is none.
     """
@@ -202,6 +202,6 @@ def in_tree(value: str) -> str:
 
 
 def last(query: Mapping[str, list[str]], name: str) -> str | None:
-    """The value of a parameter; of several the last one counts."""
+    """Returns the value of a parameter; of several the last one counts."""
     values = query.get(name)
     return values[-1] if values else None

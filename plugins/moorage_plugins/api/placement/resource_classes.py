@@ -21,7 +21,7 @@ _ENSURE: Version = (1, 7)
 
 
 def routes(store: FullStore) -> Sequence[Route]:
-    """The routes over a store."""
+    """Returns the routes over a store."""
     here = _Classes(store)
     many, one = "/resource_classes", "/resource_classes/{name}"
     return (

@@ -31,7 +31,7 @@ def standard_first(names: Iterable[str]) -> list[str]:
 
 
 def routes(store: FullStore) -> Sequence[Route]:
-    """The routes over a store."""
+    """Returns the routes over a store."""
     here = _Features(store)
     aggregates = "/resource_providers/{uuid}/aggregates"
     of_provider = "/resource_providers/{uuid}/traits"

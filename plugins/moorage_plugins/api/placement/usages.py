@@ -20,7 +20,7 @@ _ALL_TYPES = "all"
 
 
 def routes(store: FullStore) -> Sequence[Route]:
-    """The routes over a store."""
+    """Returns the routes over a store."""
     here = _Usages(store)
     return (
         # The rule asks for the project, so the handler enforces it.

@@ -38,7 +38,7 @@ class _Resources:
         self._gigabyte = gigabyte
 
     def routes(self, prefix: str) -> list[Route]:
-        """All rows of the table below a prefix."""
+        """Returns all rows of the table below a prefix."""
         restore = f"{prefix}/backups/{{uuid}}/restore"
         found = [Route("POST", restore, self.restore, policy=_CHANGE, body=schemas.RESTORE)]
         for kind, plural in _PLURAL.items():
@@ -192,7 +192,7 @@ class _Resources:
 
 
 def routes(storage: BlockStorage, gigabyte: int, prefixes: Sequence[str]) -> list[Route]:
-    """The rows of the table.
+    """Returns the rows of the table.
 
     :param gigabyte: bytes of a GB of the API.
     """
@@ -201,7 +201,7 @@ def routes(storage: BlockStorage, gigabyte: int, prefixes: Sequence[str]) -> lis
 
 
 def _attachment(row: Any) -> dict[str, Any]:
-    """The only attachment of a volume; it has the volume's id."""
+    """Returns the only attachment of a volume; it has the volume's id."""
     return {
         "id": row.uuid,
         "attachment_id": row.uuid,

@@ -50,7 +50,7 @@ def _object(required: Sequence[str] = (), /, **properties: Any) -> Schema:
 
 
 def _body(key: str, inner: Schema, **beside: Any) -> Schema:
-    """A body with one object under one key."""
+    """Returns a body with one object under one key."""
     return _object((key,), **{key: inner}, **beside)
 
 
@@ -151,13 +151,13 @@ DELETE_VOLUME = _object(force={**_TEXT, "pattern": _WORD}, cascade={**_TEXT, "pa
 
 
 def action(kind: str) -> Schema:
-    """The schema of the body of an action on a type of resources: exactly one of its actions."""
+    """Returns the schema of the body of an action on a type of resources: exactly one of its actions."""
     found = _object((), **ACTIONS[kind])
     return {**found, "minProperties": 1, "maxProperties": 1}
 
 
 def is_true(word: str) -> bool:
-    """Whether a word that a schema has allowed means true."""
+    """Returns whether a word that a schema has allowed means true."""
     return re.fullmatch(_TRUE, word) is not None
 
 

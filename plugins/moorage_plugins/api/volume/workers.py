@@ -44,7 +44,7 @@ _BODY = {
 
 
 def routes(ask: Callable[[str, Mapping[str, Any]], Any], prefixes: Sequence[str]) -> list[Route]:
-    """The rows of the table, over a way to ask a scheduler."""
+    """Returns the rows of the table, over a way to ask a scheduler."""
 
     def cleanup(request: Request) -> Response:
         body = {name: value for name, value in (request.body or {}).items() if value is not None}

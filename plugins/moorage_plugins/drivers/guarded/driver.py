@@ -343,7 +343,7 @@ class GuardedDriver(ComputeDriver):
                     raise
 
     def _came_late(self, folder: Path, token: int) -> bool:
-        """Whether a call destroyed what this token left before its folder was there; the folder is removed then.
+        """Returns whether a call destroyed what this token left before its folder was there; the folder is removed then.
 
         A call that does so later finds the folder.
         """
@@ -509,11 +509,11 @@ class GuardedDriver(ComputeDriver):
             os.close(lock)
 
     def _newest(self, uuid: str) -> int:
-        """The newest token that there is a folder of; 0 for none."""
+        """Returns the newest token that there is a folder of; 0 for none."""
         return max(tokens_of(self._folder / uuid), default=0)
 
     def _all_newest(self) -> Iterator[tuple[str, int]]:
-        """Each instance that there is a folder of, with its newest token."""
+        """Returns each instance that there is a folder of, with its newest token."""
         for uuid in os.listdir(self._folder):
             if token := self._newest(uuid):
                 yield uuid, token
@@ -541,7 +541,7 @@ class GuardedDriver(ComputeDriver):
         }
 
     def _uid(self, project_id: str) -> int | None:
-        """The user that a project's workloads have; None: the agent's own, since it may choose no other."""
+        """Returns the user that a project's workloads have; None: the agent's own, since it may choose no other."""
         if os.getuid() != 0:
             return None
         digest = hashlib.sha256(project_id.encode()).digest()
@@ -595,7 +595,7 @@ def _look(own: Path, token: int) -> Observed | None:
 
 
 def _goes_on(own: Path) -> bool:
-    """Whether a workload runs, or begins, whose guardian may not look at the lease of the host."""
+    """Returns whether a workload runs, or begins, whose guardian may not look at the lease of the host."""
     try:
         lock = try_lock(own, shared=True)
     except FileNotFoundError:
@@ -609,7 +609,7 @@ def _goes_on(own: Path) -> bool:
 
 
 def _tail(path: Path, most: int) -> bytes:
-    """The end of a file, at most so many bytes."""
+    """Returns the end of a file, at most so many bytes."""
     with open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read(most)

@@ -51,7 +51,7 @@ LOG_FILE, OLD_LOG_FILE = "log", "log.1"
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The content of a file; None when it is absent or damaged."""
+    """Returns the content of a file; None when it is absent or damaged."""
     try:
         found = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -67,7 +67,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def tokens_of(folder: Path) -> list[int]:
-    """The tokens that there are folders of below that of an instance; empty when there is none."""
+    """Returns the tokens that there are folders of below that of an instance; empty when there is none."""
     try:
         return [int(name) for name in os.listdir(folder) if name.isdigit()]
     except (FileNotFoundError, NotADirectoryError):
@@ -125,7 +125,7 @@ def power_call(folder: Path, order: int, *, stop: bool | None = None) -> Iterato
 
 
 def was_stopped(folder: Path) -> bool:
-    """Whether the last power call of a workload wants it stopped."""
+    """Returns whether the last power call of a workload wants it stopped."""
     try:
         return _order((folder / ORDER).read_bytes())[1]
     except FileNotFoundError:
@@ -174,7 +174,7 @@ def start_of(pid: int) -> int:
 
 
 def _is_dying(folder: Path) -> bool:
-    """Whether the sandbox has let go of the lock and its processes end just now.
+    """Returns whether the sandbox has let go of the lock and its processes end just now.
 
     The kernel closes the files of the sandbox's first process before it ends the others.
     """
@@ -183,7 +183,7 @@ def _is_dying(folder: Path) -> bool:
 
 
 def children_of(pid: int) -> Iterator[int]:
-    """The processes that a process has begun, and theirs, each after its parent."""
+    """Returns the processes that a process has begun, and theirs, each after its parent."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         # Each thread has its own.
@@ -196,7 +196,7 @@ def children_of(pid: int) -> Iterator[int]:
 
 
 def name_of(pid: int) -> str:
-    """The name that the kernel shows for a process; empty when there is none."""
+    """Returns the name that the kernel shows for a process; empty when there is none."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except (FileNotFoundError, ProcessLookupError):

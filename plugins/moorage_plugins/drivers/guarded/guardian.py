@@ -152,7 +152,7 @@ class Guardian:
             self._clock.sleep(_PAUSE)
 
     def _is_overtaken(self) -> bool:
-        """Whether a newer workload or a later power call has come; asked with the lock of the workload."""
+        """Returns whether a newer workload or a later power call has come; asked with the lock of the workload."""
         # A newer token makes its folder before it ends older ones. Either it sees this lock, or its folder is seen here.
         if max(tokens_of(self._folder.parent), default=0) > int(self._folder.name):
             return True

@@ -39,12 +39,12 @@ class Group:
 
 
 def group_name(uuid: str, token: int) -> str:
-    """The name of the control groups of a workload under its token."""
+    """Returns the name of the control groups of a workload under its token."""
     return f"{uuid}-{token}"
 
 
 def groups_for(name: str, resources: Mapping[str, int], processes: int, root: Path = _ROOT) -> list[Group]:
-    """The groups of a workload; empty where there are no control groups. Nothing is made yet."""
+    """Returns the groups of a workload; empty where there are no control groups. Nothing is made yet."""
     memory, cpus = resources.get("MEMORY_MB"), resources.get("VCPU")
     if (root / "cgroup.controllers").exists():
         values = {"pids.max": str(processes)}
@@ -114,7 +114,7 @@ class Limits:
         return f"No control groups: {', '.join(lacking)}." if lacking else ""
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process since the workload used more memory than it may."""
+        """Returns whether the kernel has killed a process since the workload used more memory than it may."""
         for group in self.made:
             for name in ("memory.events", "memory.oom_control"):
                 with contextlib.suppress(OSError):

@@ -75,7 +75,7 @@ def unoffered_gpus(devices: Path = _DEVICES) -> list[str]:
 
 
 def _flags(proc: Path) -> set[str]:
-    """The flags that all processors have."""
+    """Returns the flags that all processors have."""
     try:
         text = (proc / "cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -85,7 +85,7 @@ def _flags(proc: Path) -> set[str]:
 
 
 def _folders(controller: str, proc: Path, groups: Path) -> Iterator[Path]:
-    """The control groups whose limits workloads have, from the inner to the outer."""
+    """Returns the control groups whose limits workloads have, from the inner to the outer."""
     root = groups if (groups / "cgroup.controllers").exists() else groups / controller
     if not os.access(root, os.W_OK):
         path = _own_group(controller, proc).strip("/")
@@ -96,7 +96,7 @@ def _folders(controller: str, proc: Path, groups: Path) -> Iterator[Path]:
 
 
 def _own_group(controller: str, proc: Path) -> str:
-    """The path of this process's group; version 1 names the controller, version 2 has one group and no name."""
+    """Returns the path of this process's group; version 1 names the controller, version 2 has one group and no name."""
     found = ""
     with contextlib.suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
@@ -109,7 +109,7 @@ def _own_group(controller: str, proc: Path) -> str:
 
 
 def _quota(folder: Path) -> float:
-    """How many processors a group allows; infinity without a limit."""
+    """Returns how many processors a group allows; infinity without a limit."""
     with contextlib.suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text().split()
         return int(quota) / int(period)

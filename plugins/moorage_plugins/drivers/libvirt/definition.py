@@ -37,23 +37,23 @@ class Image:
 
 
 def prefix_of(host: str) -> str:
-    """The beginning of the names of a host's domains."""
+    """Returns the beginning of the names of a host's domains."""
     return f"moorage-{hashlib.sha256(host.encode()).hexdigest()[:12]}-"
 
 
 def name_of(prefix: str, uuid: str, token: int) -> str:
-    """The name of a domain."""
+    """Returns the name of a domain."""
     return f"{prefix}{uuid}-{token}"
 
 
 def split_name(prefix: str, name: str) -> tuple[str, int] | None:
-    """The instance and the token of a domain; None where the name is none that :func:`name_of` makes."""
+    """Returns the instance and the token of a domain; None where the name is none that :func:`name_of` makes."""
     found = _NAME.fullmatch(name.removeprefix(prefix))
     return (found["uuid"], int(found["token"])) if found and name.startswith(prefix) else None
 
 
 def find_image(folder: Path, workload: Workload) -> Image:
-    """The image that a workload asks for.
+    """Returns the image that a workload asks for.
 
     :raises DriverError: it asks for none, or the image is not on this host.
     """
@@ -71,7 +71,7 @@ def find_image(folder: Path, workload: Workload) -> Image:
 
 
 def machine_xml(workload: Workload, *, name: str, token: int, host: str, kind: str, image: Image, log: Path) -> str:
-    """The definition of a machine: processors, memory, a disk that it can only read, a serial line, and nothing else.
+    """Returns the definition of a machine: processors, memory, a disk that it can only read, a serial line, and nothing else.
 
     :param kind: how it is executed: kvm or qemu.
     :raises DriverError: the workload claims no memory.

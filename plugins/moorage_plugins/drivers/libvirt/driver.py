@@ -262,7 +262,7 @@ class LibvirtDriver(ComputeDriver):
         return self._consoles / f"{name_of(self._prefix, uuid, token)}.log"
 
     def _logs(self, uuid: str, token: int) -> Sequence[Path]:
-        """The files that libvirt keeps of what a machine wrote, the newest first."""
+        """Returns the files that libvirt keeps of what a machine wrote, the newest first."""
         log = self._log(uuid, token)
         return [log, *sorted(self._consoles.glob(f"{log.name}.*"))]
 
@@ -440,7 +440,7 @@ class LibvirtDriver(ComputeDriver):
 
 
 def _tail(path: Path, most: int) -> bytes:
-    """The end of a file, at most so many bytes."""
+    """Returns the end of a file, at most so many bytes."""
     with open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read(most)

@@ -61,7 +61,7 @@ class Records:
         self._clock = clock
 
     def tokens(self, uuid: str) -> list[int]:
-        """The tokens that an instance has anything of."""
+        """Returns the tokens that an instance has anything of."""
         return tokens_of(self._folder / uuid)
 
     def all(self) -> Mapping[str, Mapping[int, Record | None]]:
@@ -71,7 +71,7 @@ class Records:
         }
 
     def read(self, uuid: str, token: int) -> Record | None:
-        """The record of a machine; None when it never ran."""
+        """Returns the record of a machine; None when it never ran."""
         found = read_json(self._folder / uuid / str(token) / _STATE)
         return None if found is None else Record(**{**found, "power": Power(found["power"])})
 
@@ -91,7 +91,7 @@ class Records:
         shutil.rmtree(self._folder / uuid / str(token), ignore_errors=True)
 
     def busy(self, uuid: str) -> bool:
-        """Whether a call changes something of the instance now."""
+        """Returns whether a call changes something of the instance now."""
         try:
             descriptor = os.open(self._folder / uuid, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:

@@ -72,7 +72,7 @@ class Bmc:
         self._verify = _verify(info.get("redfish_verify_ca", True))
 
     def is_on(self) -> bool:
-        """Whether the machine has power. A machine that is being turned off still has.
+        """Returns whether the machine has power. A machine that is being turned off still has.
 
         :raises DriverError: the BMC does not answer, or does not say.
         """
@@ -107,7 +107,7 @@ class Bmc:
                 system.set_system_boot_options(source, enabled=sushy.BootSourceOverrideEnabled.ONCE)
 
     def is_to_boot_once(self) -> bool:
-        """Whether the BMC shows a boot device that is set for the next boot alone.
+        """Returns whether the BMC shows a boot device that is set for the next boot alone.
 
         :raises DriverError: the BMC does not answer.
         """
@@ -230,7 +230,7 @@ class Bmc:
 
 
 def _verify(given: Any) -> bool | str:
-    """Whether certificates are checked, or the file of certificates that are trusted."""
+    """Returns whether certificates are checked, or the file of certificates that are trusted."""
     if isinstance(given, bool):
         return given
     return _FLAGS.get(str(given).lower(), str(given))

@@ -92,7 +92,7 @@ class Records:
             return highest == token
 
     def is_newest(self, uuid: str, token: int) -> bool:
-        """Whether no higher token of the instance is known."""
+        """Returns whether no higher token of the instance is known."""
         return self._tokens().get(uuid, 0) <= token
 
     def all(self) -> Mapping[str, Record]:
@@ -106,7 +106,7 @@ class Records:
         return {node: record for node, record in self.all().items() if record.instance == uuid}
 
     def read(self, node: str) -> Record | None:
-        """The record of a machine; None when no instance has it.
+        """Returns the record of a machine; None when no instance has it.
 
         :raises DriverError: the file is damaged.
         """
@@ -134,7 +134,7 @@ class Records:
         self._flush(self._folder)
 
     def busy(self, node: str) -> bool:
-        """Whether the power of a machine is being changed."""
+        """Returns whether the power of a machine is being changed."""
         try:
             with self.locked(node, 0.0):
                 return False

@@ -129,7 +129,7 @@ class MemoryLedger(MemoryPart, AllocationLedger):
                 return
             state = "holds nothing" if found is None else f"has generation {present}"
             raise GenerationConflict(
-                f"Consumer {change.consumer} {state}, and generation {change.expected} was expected: somebody else changed it. "
+                f"Consumer {change.consumer} {state}, and generation {change.expected} was expected: another request changed it. "
                 "Read it again, then decide again.",
                 consumer=change.consumer,
                 expected=change.expected,

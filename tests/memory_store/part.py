@@ -92,7 +92,7 @@ class MemoryPart:
         present = self._get(uuid)
         if expected is not None and present.generation != expected:
             raise GenerationConflict(
-                f"Provider {uuid} has generation {present.generation}, and {expected} was expected: somebody else changed it. "
+                f"Provider {uuid} has generation {present.generation}, and {expected} was expected: another request changed it. "
                 "Read it again, then decide again.",
                 provider=uuid,
                 expected=expected,

@@ -119,7 +119,9 @@ def _set_user(path: Path, arguments: argparse.Namespace) -> int:
 
 def _asked_for(user: str) -> str:
     if not sys.stdin.isatty():
-        raise errors.InvalidInput("Nobody can be asked for a password here; give it with --password-file (- is stdin).")
+        raise errors.InvalidInput(
+            "There is no terminal to ask for a password; give it with --password-file (- is stdin)."
+        )
     password = getpass.getpass(f"Password of {user}: ")
     if getpass.getpass("Once more: ") != password:
         raise errors.InvalidInput("The two passwords differ; nothing was changed.")

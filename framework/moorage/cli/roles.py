@@ -28,7 +28,7 @@ ROLES: Mapping[str, str] = {
 
 
 def add_role_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every role's process may be told."""
+    """Adds the arguments of every role's process."""
     parser.add_argument("--name", default=socket.gethostname(), help="host name of the service (the machine's name)")
     parser.add_argument("--config-file", action="append", default=[], help="may be repeated; later ones win")
     parser.add_argument("--state-dir", help="the folder of everything; wins over [control_plane] state_dir")

@@ -121,7 +121,7 @@ class Checks(upgradecheck.UpgradeCommands):
 
     @_guarded
     def _tables(self) -> upgradecheck.Result:
-        """The tables are what the code expects, and of installed parts; of a database that is behind, the check before has told."""
+        """Checks that the tables are those that the installed parts expect. The check before reports a database that is behind."""
         database = self._database()
         found = migrations.discover()
         if any(each.version(database) != each.head() for each in found):

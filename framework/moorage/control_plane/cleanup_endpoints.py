@@ -109,7 +109,7 @@ class AgentCleaning:
         self._starting = threads.lock()
 
     def start(self) -> None:
-        """Begin, with what an earlier incarnation of this service left."""
+        """Starts, first with what an earlier epoch of this service left."""
         self._thread.start()
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
@@ -121,7 +121,7 @@ class AgentCleaning:
         self._cleaner.policy = Policy.from_config(conf.cleanup)
 
     def stop(self) -> None:
-        """End after the rows that are being cleaned, or when these take too long: then others clean them."""
+        """Stops after the present operations, or if these take too long: then other cleaners clean them up."""
         self._stop.set()
         self._wake.set()
         self._cleaner.stop(_PATIENCE)
@@ -131,15 +131,15 @@ class AgentCleaning:
 
     @rpc_method
     def clean_up(self, request: str) -> None:
-        """There is a request to look at."""
-        LOG.debug("Told of the cleanup request %s.", request)
+        """Wakes the cleaner, because there is a request."""
+        LOG.debug("Received a message about the cleanup request %s.", request)
         self._wake.set()
 
     @rpc_method
     def would_clean_up(
         self, service: str, dead: bool, resource_type: str | None, resource_id: str | None
     ) -> dict[str, Any]:
-        """What a request to clean after a service would have this agent do with each of its rows."""
+        """Predicts what this agent would do with each orphan of a service, if cleanup after the service was requested."""
         own = service == self._identity.uuid
 
         def predict(transaction: Any, rows: Sequence[Operation]) -> Mapping[Key, str]:
@@ -170,7 +170,7 @@ class AgentCleaning:
         self._close(requests)
 
     def _begin(self) -> Sequence[CleanupRequest]:
-        """Have each type of which there is something cleaned in a thread of its own: one that is slow holds up no other.
+        """Cleans each type of resource that has orphans in its own thread, so that a slow type delays no other type.
 
         Returns the open requests.
         """
@@ -192,7 +192,7 @@ class AgentCleaning:
         return requests
 
     def _all_wanted(self, requests: Sequence[CleanupRequest]) -> Iterator[tuple[OrphanSelector, bool]]:
-        """All that may be left, and whether by this service itself."""
+        """Yields the selectors of all orphans, each with whether this service itself left them."""
         me = self._identity
         yield OrphansOfService(me.uuid, me.epoch), True
         yield ExpiredLease(me.uuid, me.epoch, self._lease_seconds), True
@@ -230,7 +230,7 @@ class AgentCleaning:
             thread.join(None if end is None else max(0.0, end - self._clock.monotonic()))
 
     def _close(self, requests: Sequence[CleanupRequest]) -> None:
-        """End the requests of which nothing is left."""
+        """Ends the requests that have no orphans left."""
         for request in requests:
             if self._requests.close_if_done(request):
                 LOG.info("The cleanup request %s is done.", request.uuid)
@@ -268,7 +268,7 @@ class CleanupEndpoint:
         self._section = conf.cleanup
 
     def sample(self) -> None:
-        """What is done every ``service_down_time`` seconds."""
+        """Samples the heartbeats of services. Called every ``service_down_time`` seconds."""
         self.coordinator.sample()
 
     def purge(self) -> None:
@@ -280,22 +280,22 @@ class CleanupEndpoint:
             pass
 
     def stop(self) -> None:
-        """Leave what is still to be purged to the next time."""
+        """Stops a purge; the next one continues."""
         self._stopping.set()
 
     @rpc_method
     def request_cleanup(self, filters: Mapping[str, Any], requested_by: str, dry_run: bool = False) -> dict[str, Any]:
-        """Have those cleaned after that the filters name."""
+        """Requests cleanup after the services that match the filters."""
         return self.coordinator.request(CleanupFilter(**filters), requested_by, dry_run=dry_run)
 
     @rpc_method
     def auto_cleanup(self, requested_by: str, dry_run: bool = False) -> dict[str, Any]:
-        """Have those cleaned after that stayed dead for long enough."""
+        """Requests cleanup after the services that have been dead for long enough."""
         return self.coordinator.automatic(requested_by, dry_run=dry_run)
 
     @rpc_method
     def cleanup_requested(self, service: str, epoch: int, by: str) -> None:
-        """A scheduler has requested it."""
+        """Notes that a scheduler has requested cleanup after a service."""
         if by != self._platform.identity.uuid:
             self.coordinator.heard(service, epoch)
 
@@ -303,7 +303,9 @@ class CleanupEndpoint:
         try:
             self._platform.sender.cast(AGENT_TOPIC, "clean_up", {"request": request}, server=host)
         except errors.TransportError as error:
-            LOG.warning("%s was not told of cleanup request %s (%s); it will find it by itself.", host, request, error)
+            LOG.warning(
+                "Agent %s got no message about cleanup request %s (%s); it finds it by itself.", host, request, error
+            )
 
     def _foresee(self, host: str, service: Service, dead: bool, filters: CleanupFilter) -> Forecast:
         of_type, of_id = filters.resource_type, filters.resource_id
@@ -323,4 +325,4 @@ class CleanupEndpoint:
         try:
             self._platform.sender.fanout(SCHEDULERS, "cleanup_requested", args)
         except errors.TransportError as error:
-            LOG.info("Other schedulers were not told of a cleanup (%s); they find its row.", error)
+            LOG.info("Other schedulers got no message about a cleanup (%s); they find its row.", error)

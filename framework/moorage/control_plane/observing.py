@@ -50,7 +50,7 @@ Tell = Callable[[ObserverEvent], None]
 
 
 def source_of(identity: ServiceIdentity) -> ProcessIdentity:
-    """Who tells."""
+    """Identifies the process that sends events."""
     return ProcessIdentity(identity.uuid, identity.binary, identity.host, identity.epoch)
 
 
@@ -63,7 +63,7 @@ def settings_of(conf: Any) -> ObserverSettings:
 def open_observers(
     conf: Any, clock: Clock, source: ProcessIdentity, *, following: bool = False
 ) -> list[tuple[Loaded[Observer], Observer]]:
-    """Returns the observers that the configuration names, in that order: those that want to be told of events.
+    """Returns the observers of the configuration that want events, in their order.
 
     :param following: those that follow the journal instead.
     :raises PluginLoadError: one of them cannot be used; those that were built are closed.

@@ -439,7 +439,7 @@ class Supervisor:
             temporary.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
             os.replace(temporary, path)
         except OSError as error:
-            LOG.warning("%s cannot be written (%s); it tells of processes that are no more.", path, error)
+            LOG.warning("%s cannot be written (%s); it lists processes that have ended.", path, error)
 
 
 def _end_of(pid: int) -> int | None:

@@ -14,7 +14,7 @@ LOG = logging.getLogger(__name__)
 
 
 def notify(state: str) -> bool:
-    """Tell systemd, where it started us with ``Type=notify``; whether it was told.
+    """Sends a state to systemd, if it started the process with ``Type=notify``. Returns whether it was sent.
 
     :param state: ``READY=1``, ``STOPPING=1``, ``STATUS=...``.
     """
@@ -28,6 +28,6 @@ def notify(state: str) -> bool:
             sender.connect(name)
             sender.sendall(state.encode())
     except OSError as error:
-        LOG.warning("systemd could not be told '%s' at %s: %s", state, address, error)
+        LOG.warning("The state '%s' could not be sent to systemd at %s: %s", state, address, error)
         return False
     return True

@@ -112,7 +112,7 @@ class AgentMessages:
 
 
 def cast_to_agent(sender: RpcSender) -> AgentCast:
-    """Returns a function that tells an agent of an operation; what is not delivered is found by the agent's sweep.
+    """Returns a function that sends a message about an operation to an agent. Sweeps of the agent find lost messages.
 
     The log says once that an agent cannot be reached, and once that it can be reached again; not for each operation.
     """
@@ -124,10 +124,16 @@ def cast_to_agent(sender: RpcSender) -> AgentCast:
         except errors.TransportError as error:
             level = LOG.debug if host in away else LOG.warning
             away.add(host)
-            level("Agent %s was not told of %s %s (%s); it will find it by itself.", host, method, uuid, error)
+            level(
+                "The message %s on %s was not sent to agent %s (%s); the agent finds the operation by itself.",
+                method,
+                uuid,
+                host,
+                error,
+            )
         else:
             if host in away:
                 away.discard(host)
-                LOG.info("Agent %s can be told of operations again.", host)
+                LOG.info("Messages reach agent %s again.", host)
 
     return cast

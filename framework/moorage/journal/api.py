@@ -164,7 +164,7 @@ class _EventsApi:
             try:
                 page = self._newest(page.cursor, wanted, _PAGE, _LOOK)
             except errors.MoorageError:
-                # The client connects again, and is told what is wrong.
+                # The client connects again, and gets the error.
                 return
 
     def _newest(self, cursor: int, wanted: EventFilter, limit: int, seconds: float) -> EventPage:

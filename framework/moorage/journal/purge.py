@@ -33,7 +33,7 @@ def purge(database: Database, seconds: float, *, batch: int = _BATCH) -> int:
     """Remove the oldest events that are older than so many seconds, at most 1,000; returns how many.
 
     The beginning of the journal is removed, so that it never has a gap: an event stays while an older number is younger. Readers
-    whose cursor lies before what is left are told so.
+    whose cursor is before the oldest event get an error.
     """
 
     def work(tx: sa.Connection) -> int:

@@ -183,7 +183,7 @@ class _Lane:
 class ObserverHub:
     """Tells the observers of one process. Safe for use by several threads; without observers telling costs nothing.
 
-    :param source: who tells.
+    :param source: the process that sends the events.
     """
 
     def __init__(self, source: ProcessIdentity, clock: Clock) -> None:
@@ -197,7 +197,7 @@ class ObserverHub:
     def use(
         self, observers: Sequence[tuple[Loaded[Observer], Observer]], settings: ObserverSettings | None = None
     ) -> None:
-        """Tell these from now on, and those that were told before no more; they get a few seconds to end."""
+        """Replaces the observers. The present ones get a few seconds to end."""
         old, chosen = self._lanes, settings or ObserverSettings()
         self._lanes = tuple(_Lane(loaded, observer, self._clock, chosen) for loaded, observer in observers)
         self._unwatched.set()

@@ -29,8 +29,8 @@ _MISSED = float("-inf")
 class ViewReconciler:
     """Looks after the hosts that the tracker has doubts about. Used by one thread; :meth:`tick` is called every second or so.
 
-    :param ask: tells a host's agent to do something: ``report_instances`` (tell all of them) or ``sync_instances`` (have them
-        compared); raises TransportError where it is known that nobody heard it.
+    :param ask: sends a message to a host's agent: ``report_instances`` (report all) or ``sync_instances`` (compare); raises
+        TransportError if the message certainly did not arrive.
     """
 
     def __init__(

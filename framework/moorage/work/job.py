@@ -85,7 +85,7 @@ class WorkReport:
 
 
 class WorkObserver:
-    """Is told what a loop does; does nothing by itself. Must not wait."""
+    """Observes a loop. Does nothing by default. Must not wait."""
 
     def report(self, report: WorkReport) -> None:
         """Called by each sweep after which there is something to tell, and at the end."""

@@ -79,7 +79,7 @@ _CLUSTERS, _JOBS, _USERS = _query("status"), _query("status", "cluster"), _query
 
 
 class DataProcessingApi(ApiExtension):
-    """Everything that is asked for is recorded in one transaction, then the agent is told; a lost message delays it only."""
+    """Records a request in one transaction, then sends a message to the agent. A lost message only delays the operation."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     mount = "/data-processing"
@@ -194,7 +194,7 @@ class _Handlers:
         try:
             self._tools.sender().cast(AGENTS, method, dict(args), server=host)
         except errors.TransportError as error:
-            LOG.info("The agent of %s was not told (%s); it will find out by itself.", host, error.message)
+            LOG.info("The agent of %s got no message (%s); it finds the operation by itself.", host, error.message)
 
 
 def _page(request: Request) -> dict[str, Any]:

@@ -515,7 +515,7 @@ def _conflict(change: AllocationChange, row: Any) -> GenerationConflict:
     else:
         state = "holds nothing" if row is None else f"has generation {present}"
         message = (
-            f"Consumer {change.consumer} {state}, and generation {expected} was expected: somebody else changed it. Read it "
+            f"Consumer {change.consumer} {state}, and generation {expected} was expected: another request changed it. Read it "
             "again, then decide again."
         )
     return GenerationConflict(message, consumer=change.consumer, expected=expected, present=present)

@@ -86,7 +86,7 @@ class SqlPart:
         row = self._provider_row(tx, uuid)
         if written != 1:
             raise GenerationConflict(
-                f"Provider {uuid} has generation {row.generation}, and {expected} was expected: somebody else changed it. "
+                f"Provider {uuid} has generation {row.generation}, and {expected} was expected: another request changed it. "
                 "Read it again, then decide again.",
                 provider=uuid,
                 expected=expected,

@@ -133,7 +133,7 @@ class CommandTests(ConfigCase):
     def test_a_password_that_nobody_can_be_asked_for_is_told_in_words(self) -> None:
         done = self.run_command("moorage-manage", "--state-dir", str(self.folder), "user", "set", "joe")
         self.assertEqual(1, done.returncode)
-        self.assertRegex(done.stderr, r"^moorage: Nobody can be asked .* --password-file .*\n$")
+        self.assertRegex(done.stderr, r"^moorage: There is no terminal .* --password-file .*\n$")
 
 
 class Exits(HostFilter):

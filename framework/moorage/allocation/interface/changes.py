@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A power of stores: tells which providers changed."""
+"""Defines a power of stores: reads the providers that have changed."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ __all__ = ["ConfigValidate"]
 class ConfigValidate(base.LocalCommand):
     """Check configuration files without starting anything; exit status 1 when a start would refuse them.
 
-    Names that nothing reads are told as well, with status 0 unless --strict is given: they are what becomes of a misspelt option.
+    Options that nothing reads are printed too, with status 0 unless --strict is given: they may be misspelt.
     So are options that a file sets twice, and a list of filters that is empty.
-    Options and plugins that are deprecated are told with what to write instead, and change no status.
+    Deprecated options and plugins are printed with their replacement, and do not change the status.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -28,13 +28,13 @@ class ConfigValidate(base.LocalCommand):
         )
         parser.add_argument("--state-dir", help="as the control plane is given it")
         parser.add_argument(
-            "--strict", action="store_true", help="what is told with status 0 otherwise is a mistake too"
+            "--strict", action="store_true", help="exit with status 1 also for options that nothing reads"
         )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Checks the files and prints what is wrong."""
-        # Libraries log in their own words what is told here.
+        # Libraries log what is printed here.
         for name in ("oslo_config", "keystonemiddleware"):
             logging.getLogger(name).setLevel(logging.ERROR)
         conf = config.load(files=parsed_args.config_file, state_dir=parsed_args.state_dir)

@@ -34,7 +34,7 @@ _ALL = (
         "filter",
         "moorage.filters",
         "Filter",
-        "``moorage select --explain`` tells for each filter how many nodes fell.",
+        "``moorage select --explain`` shows how many nodes each filter removed.",
     ),
     Family(
         "weigher",

@@ -93,4 +93,4 @@ class VolumeApi(ApiExtension):
         try:
             self._sender().cast(AGENT, "block_storage_operation", args, server=host)
         except errors.TransportError as error:
-            LOG.warning("%s was not told of %s %s (%s); it will find it by itself.", host, kind, uuid, error)
+            LOG.warning("Agent %s got no message about %s %s (%s); it finds it by itself.", host, kind, uuid, error)

@@ -124,13 +124,7 @@ def cast_to_agent(sender: RpcSender) -> AgentCast:
         except errors.TransportError as error:
             level = LOG.debug if host in away else LOG.warning
             away.add(host)
-            level(
-                "The message %s on %s was not sent to agent %s (%s); the agent finds the operation by itself.",
-                method,
-                uuid,
-                host,
-                error,
-            )
+            level("Agent %s got no message %s about %s (%s); it finds the operation by itself.", host, method, uuid, error)
         else:
             if host in away:
                 away.discard(host)

@@ -124,7 +124,9 @@ def cast_to_agent(sender: RpcSender) -> AgentCast:
         except errors.TransportError as error:
             level = LOG.debug if host in away else LOG.warning
             away.add(host)
-            level("Agent %s got no message %s about %s (%s); it finds the operation by itself.", host, method, uuid, error)
+            level(
+                "Agent %s got no message %s about %s (%s); it finds the operation by itself.", host, method, uuid, error
+            )
         else:
             if host in away:
                 away.discard(host)

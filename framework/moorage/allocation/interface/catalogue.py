@@ -86,8 +86,7 @@ class ProviderCatalogue(abc.ABC):
     """A power of stores: reads and writes single providers, as an API edits them.
 
     :class:`moorage.errors.NotFound` has ``details['provider']`` for an unknown provider, ``details['resource_class']`` for an
-        unknown
-    resource class, and ``details['trait']`` for an unknown trait. Invalid numbers and names raise
+    unknown resource class, and ``details['trait']`` for an unknown trait. Invalid numbers and names raise
     :class:`moorage.errors.InvalidInput` with ``details['path']``. Each call is one transaction; nothing is half written.
     """
 

@@ -278,7 +278,7 @@ def to_wire(error: BaseException) -> dict[str, Any]:
 
 
 def from_wire(data: Mapping[str, Any]) -> MoorageError:
-    """Returns the error that :func:`to_wire` described, of the same class where this process knows the code."""
+    """Returns the error that :func:`to_wire` wrote, in its class if this process knows the code."""
     details = {str(key): value for key, value in dict(data.get("details") or {}).items() if key != "message"}
     code = str(data.get("code", MoorageError.code))
     message = str(data.get("message", "The other side failed and did not say why."))

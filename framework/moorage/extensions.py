@@ -59,7 +59,7 @@ def entry_points(group: str) -> Sequence[importlib.metadata.EntryPoint]:
 
 
 def groups() -> frozenset[str]:
-    """Returns the groups that there are entry points in."""
+    """Returns the groups that have entry points."""
     return frozenset(_read()[1].groups)
 
 

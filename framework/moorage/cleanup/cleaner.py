@@ -340,7 +340,7 @@ class Cleaner:
         return left
 
     def _sort_out(self, handler: CleanupHandler, claimed: Claimed) -> tuple[list[CleanLease], Counter[str]]:
-        """Returns those to be cleaned; the others are ended, or (when no cleaner survives them) put aside."""
+        """Returns the leases to clean. Ends the others, and requeues operations whose cleaners died too often."""
         ready: list[CleanLease] = []
         stale: dict[str, list[CleanLease]] = {}
         done: Counter[str] = Counter()
@@ -361,7 +361,7 @@ class Cleaner:
     def _settle(
         self, handler: SetCleanupHandler, ready: list[CleanLease], claimed: Claimed, done: Counter[str]
     ) -> list[CleanLease]:
-        """All in one transaction, without those that were lost meanwhile; what is left must be done one by one."""
+        """Cleans a set in one transaction, without lost leases. Returns the leases that must be cleaned one by one."""
         while ready:
             leases = {held.resource_id: held for held in ready}
             resources = {uuid: claimed.resources[uuid] for uuid in leases}

@@ -194,7 +194,7 @@ class OrphanStore:
         self._identity = identity
 
     def types(self, wanted: OrphanSelector) -> frozenset[str]:
-        """Returns the types of resources of which there is something to take now; one read."""
+        """Returns the types of resources that have orphans to take now; one read."""
         search, looks = _SEARCHES[type(wanted)], self._looks.get(type(wanted))
         if looks is None:
             with self.database.read() as tx:

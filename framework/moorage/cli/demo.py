@@ -54,7 +54,7 @@ def _run(folder: Path) -> int:
 
 
 def _sample(folder: Path) -> tuple[Path, Path]:
-    """Returns a fleet and a workload of our own format, the same at each call."""
+    """Returns a sample fleet and workload, equal at each call."""
     chance = randomness.Random(7)
     nodes, requests = folder / "nodes.jsonl", folder / "requests.csv"
     with open(nodes, "w", encoding="utf-8") as stream:

@@ -149,7 +149,7 @@ def add_shards(connection: Any) -> Any:
 
 
 def refused(answer: Any) -> errors.MoorageError:
-    """Returns the error that an answer of the dialect tells of."""
+    """Returns the error of an answer of the dialect."""
     message = f"The server answered {answer.status_code}."
     try:
         inner = answer.json()["error_message"]

@@ -13,7 +13,7 @@ __all__ = ["extension_points", "survey"]
 
 
 def extension_points() -> Sequence[ExtensionPoint[Any]]:
-    """Returns those of the interfaces of all parts, part by part."""
+    """Returns the extension points of the interfaces of all parts, part by part."""
     found = []
     for part in parts():
         if part.declared.interface:

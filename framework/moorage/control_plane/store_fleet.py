@@ -125,7 +125,7 @@ class StoreFleet:
         return FleetChanges(tuple(states), frozenset(removed))
 
     def _owners_of(self, providers: Set[str], nodes: Set[str]) -> set[str]:
-        """Returns the nodes that the providers are below, and those that the providers or nodes were below.
+        """Returns the nodes above providers, now or at the last reading, and those above nodes at the last reading.
 
         :param nodes: their roots are not looked up: what the node above a node has leaves it out.
         """
@@ -197,7 +197,7 @@ class StoreFleet:
 
 
 def _shared(values: Mapping[str, float], known: dict[object, FrozenDict]) -> FrozenDict:
-    """Returns a read-only mapping with these values: one that another node has, if there is one."""
+    """Returns a read-only mapping with the values. Nodes with equal values share one mapping."""
     key = tuple(values.items())
     found = known.get(key)
     if found is None:

@@ -56,7 +56,7 @@ class Coordinator:
         self._lock = threads.lock()
 
     def is_started(self) -> bool:
-        """Returns whether there is coordination at all."""
+        """Returns whether coordination is configured."""
         return self._factory is not None
 
     def heartbeat(self) -> None:

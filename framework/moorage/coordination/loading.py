@@ -78,7 +78,7 @@ def client_factory(
 def factory_from_config(
     conf: cfg.ConfigOpts, clock: Clock, *, database: object, services: ServiceLives | None
 ) -> Factory:
-    """Returns the same from the configuration, in which a backend must be chosen."""
+    """Returns the client factory of the backend in the configuration, which must name one."""
     section = conf.coordination
     return client_factory(
         section.periodic_coordination_backend,

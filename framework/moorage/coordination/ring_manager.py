@@ -88,7 +88,7 @@ class RingSnapshot:
         return self.ring.owners(keys)
 
     def subset(self, keys: Sequence[str]) -> list[str]:
-        """Returns those of the keys that are this member's."""
+        """Returns the keys that this member owns."""
         return self.ring.subset(keys, self.me)
 
     def ranges(self) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ __all__ = ["Connections"]
 
 
 class Connections:
-    """The connections of one engine. Safe for use by several threads.
+    """Lends the connections of one engine. Safe for use by several threads.
 
     :param keep: keep as many connections checked out between transactions as the pool would keep. Otherwise each of them returns
         to the pool, which can check whether it still lives.
@@ -31,38 +31,36 @@ class Connections:
 
     @property
     def lent(self) -> int:
-        """Returns how many connections are in use."""
+        """The number of connections in use."""
         return self._pool.checkedout() - len(self._kept)
 
     def take(self) -> sa.Connection:
-        """Returns a connection that nobody uses.
+        """Returns an idle connection, or opens one.
 
-        :raises sqlalchemy.exc.TimeoutError: all are in use, for longer than the pool waits.
+        :raises sqlalchemy.exc.TimeoutError: all were in use for longer than the pool waits.
         """
         try:
             return self._kept.pop()
         except IndexError:
             return self.engine.connect()
 
-    def give_back(self, connection: sa.Connection, of: sa.Pool) -> None:
-        """Takes a connection back.
+    def release(self, connection: sa.Connection, of: sa.Pool) -> None:
+        """Keeps a connection for the next transaction, or returns it to the pool.
 
         :param of: the engine's pool at the moment of :meth:`take`.
         """
-        if connection.invalidated:
-            connection.close()
-        elif self.engine.pool is not of:
-            # Disposed of meanwhile: nothing would use, or close, it again.
-            connection.invalidate()
-            connection.close()
-        # Threads wait at the pool only while more connections are checked out than it keeps: then they return to it.
-        elif self._keep and connection.info.pop(ENDED, False) and self._pool.checkedout() <= self._pool.size():
-            self._kept.append(connection)
-        else:
-            connection.close()
+        if not connection.invalidated:
+            if self.engine.pool is not of:
+                # Disposed of meanwhile: nothing would use, or close, it again.
+                connection.invalidate()
+            # Threads wait at the pool only while more connections are checked out than it keeps: then they return to it.
+            elif self._keep and connection.info.pop(ENDED, False) and self._pool.checkedout() <= self._pool.size():
+                self._kept.append(connection)
+                return
+        connection.close()
 
     def dispose(self, *, close: bool = True) -> None:
-        """Begins with a new pool; see :meth:`sqlalchemy.Engine.dispose`.
+        """Replaces the pool, and forgets idle connections; see :meth:`sqlalchemy.Engine.dispose`.
 
         :param close: close the connections that are not in use. Those of a parent process must not be closed.
         """

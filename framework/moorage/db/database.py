@@ -354,7 +354,7 @@ class Database:
         finally:
             local.open = outer
             if os.getpid() == pid:
-                connections.give_back(connection, pool)
+                connections.release(connection, pool)
             else:
                 _INHERITED.append(connection)
 
@@ -446,7 +446,7 @@ def _lost_once(error: failures.LostRaceError) -> errors.StoreBusy:
 
 def _undo(transaction: sa.RootTransaction) -> None:
     """Roll back; a failure of that is no news: the connection is lost, and with it the transaction."""
-    # After a commit that failed, SQLAlchemy sends no ROLLBACK. The pool does.
+    # After a failed commit SQLAlchemy sends no ROLLBACK here. The pool sends it when the connection returns.
     sends = transaction.is_active
     try:
         transaction.rollback()

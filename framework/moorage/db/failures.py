@@ -153,7 +153,7 @@ def _duplicate(error: BaseException, original: BaseException) -> Duplicate:
 
 
 def _lost_connection(context: engine.ExceptionContext, error: BaseException) -> bool:
-    """Returns whether there is no connection (any more): none could be made, or it ended."""
+    """Returns whether the connection could not be made, or has ended."""
     return (
         isinstance(error, db_errors.DBConnectionError)
         or context.is_disconnect

@@ -76,7 +76,7 @@ class Migrations:
             return self.version_in(transaction)
 
     def version_in(self, transaction: sa.Connection) -> str | None:
-        """Returns the same within a transaction."""
+        """Returns the revision of the database, read in an open transaction."""
         if not sa.inspect(transaction).has_table(self.version_table):
             return None
         return transaction.execute(

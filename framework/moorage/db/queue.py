@@ -189,7 +189,7 @@ class WritersQueue:
                 self._bell.ring(name.rstrip(b"\0"))
 
     def _first_below(self, ticket: int) -> int | None:
-        """Returns the lowest ticket in front; the kernel answers with any one of a range, so ask until there is no lower one."""
+        """Returns the lowest ticket in front. The kernel names any locked ticket of a range, so it is asked until none is lower."""
         first = None
         ahead = self._locked_below(ticket)
         while ahead is not None:
@@ -255,7 +255,7 @@ class _Bell:
         self._socket.sendto(b"!", name)
 
     def is_set(self) -> bool:
-        """Returns whether it was rung."""
+        """Returns whether the bell was rung."""
         return self.wait(0.0)
 
     def set(self) -> None:

@@ -12,7 +12,7 @@ __all__ = ["within"]
 
 
 def within(column: sa.ColumnElement[Any], ranges: Sequence[tuple[int, int]]) -> sa.ColumnElement[bool]:
-    """Returns whether an indexed BIGINT column lies in one of the half-open ranges (first, end); false for no range at all.
+    """Returns a condition: an indexed BIGINT column is in one of the half-open ranges (first, end). It is false without ranges.
 
     The ranges of a member with 40 points are read through the index at a small part of the cost of fetching every row.
     """

@@ -244,7 +244,7 @@ class NodeStore:
         return {row.name: row for row in rows} | {row.uuid: row for row in rows}
 
     def existing(self, uuids: Sequence[str]) -> frozenset[str]:
-        """Returns those of the uuids that nodes have."""
+        """Returns the uuids that belong to nodes."""
         with self._database.read() as tx:
             return frozenset(tx.execute(sa.select(nodes.c.uuid).where(nodes.c.uuid.in_(uuids))).scalars())
 

@@ -227,5 +227,5 @@ def _environ(scope: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(1024)
 def _key(name: bytes) -> str:
-    """Returns the environment's name of a header; empty if it has none of its own: X_Y would be taken for X-Y."""
+    """Returns the WSGI environment's name of a header; empty for names with an underscore, which would look like a hyphen."""
     return "" if b"_" in name else environ_key(name.decode("latin-1"))

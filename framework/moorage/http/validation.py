@@ -67,7 +67,7 @@ class Validator:
         raise self.refusal(worst, "/".join([self._where, *(str(part) for part in worst.absolute_path)]))
 
     def refusal(self, worst: jsonschema.ValidationError, path: str) -> errors.InvalidInput:
-        """Returns the error that is raised: what is wrong first, and where. A dialect may say it in its own words."""
+        """Returns the error for the first violation, with its place. Dialects override it to use their own words."""
         return errors.InvalidInput(f"{path}: {_shortened(worst.message)}.", path=path)
 
     def read_query(self, given: Mapping[str, Sequence[str]]) -> Mapping[str, Any]:
@@ -99,7 +99,7 @@ class Validator:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Returns the JSON of a body.
+    """Parses the JSON of a request body.
 
     :raises InvalidInput: it is none; says where it stops being JSON.
     """

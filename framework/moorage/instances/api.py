@@ -449,7 +449,7 @@ def _allowed_action(request: Request, name: str, wanted: Mapping[str, Any]) -> M
 
 
 def _repeated(found: Sequence[Instance], body: Mapping[str, Any], request: Request) -> Sequence[Instance]:
-    """Returns the instances of an earlier request, which must have asked for the same."""
+    """Returns the instances of an earlier request, which must have been equal."""
     for each in found:
         _visible(each, request)
         _refuse_another(each, body)

@@ -132,7 +132,7 @@ class Availability:
         self._down_micros = int(down_time * MICROSECONDS)
 
     def enlisted(self, hosts: Collection[str] | None = None) -> frozenset[str]:
-        """Returns the hosts of all agents that were ever started; with ``hosts``, those among them."""
+        """Returns the hosts of all agents that were ever started; with ``hosts``, only those in it."""
         with self._database.read() as tx:
             if hosts is None:
                 return frozenset(tx.execute(_ENLISTED).scalars())
@@ -213,7 +213,7 @@ class Availability:
             )
 
     def down(self, hosts: Collection[str]) -> frozenset[str]:
-        """Returns those of several hosts that have no agent that is up. One statement, or none without hosts."""
+        """Returns the hosts whose agent is not up. One statement, or none without hosts."""
         if not hosts:
             return frozenset()
         with self._database.read() as tx:

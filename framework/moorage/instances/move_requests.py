@@ -193,7 +193,7 @@ def spec_of(instance: Instance) -> RequestSpec:
 
 
 def _moving(instance: Instance, operation: ActionKind, wanted: Mapping[str, Any]) -> RequestSpec:
-    """Returns the request for the place where an instance goes next."""
+    """Returns the request for the next node of an instance."""
     spec = spec_of(instance)
     if flavor := wanted.get("flavor"):
         extra_specs = dict(flavor.get("extra_specs") or {})

@@ -80,7 +80,7 @@ def read_providers(
 
 
 def _of_tree(below: Sequence[ProviderUsage], is_node: Callable[[str], bool]) -> list[ProviderUsage]:
-    """Returns the providers below a node without those of other nodes, and what is below these."""
+    """Returns the providers below a node, without the subtrees of other nodes."""
     others = {each.provider.uuid for each in below if is_node(each.provider.uuid)}
     while others:
         more = {each.provider.uuid for each in below if each.provider.parent in others} - others
@@ -149,7 +149,7 @@ def claim_of_node(
 
 
 def no_proposal(node: str) -> errors.ConstraintViolated:
-    """Returns the error of a node whose providers cannot give what is asked for."""
+    """Returns the error of a node whose providers do not have the requested resources."""
     return errors.ConstraintViolated(
         f"The providers of node {node} cannot give all request groups what they ask for.", provider=node
     )

@@ -235,7 +235,7 @@ def _refuse_before(query: Mapping[str, Any], streams: bool) -> None:
 
 
 def _shown(page: EventPage, places: bool, before: Mapping[int, Mapping[str, Any]] | None = None) -> Mapping[str, Any]:
-    """Returns a page as it is answered.
+    """Returns a page of events as JSON data.
 
     :param before: what each change has changed, by the number of its event; None: that is not shown.
     """

@@ -40,7 +40,7 @@ def plugin_name(url: str) -> str:
 
 
 def check_transport(url: str, needs: Set[str]) -> Loaded[Transport]:
-    """Returns the plugin that drives a URL, once it is known to be able to do what is needed.
+    """Returns the transport plugin of a URL, after a check of its capabilities.
 
     :param needs: capabilities, of those in :mod:`moorage.rpc.interface`.
     :raises ConfigError: it cannot, or there is none (PluginLoadError: the plugin cannot be used).

@@ -43,7 +43,7 @@ _current: contextvars.ContextVar[_Handling | None] = contextvars.ContextVar("moo
 
 
 def incoming() -> Message | None:
-    """Returns the message that this thread is handling; None outside of a handler."""
+    """Returns the message that the calling thread handles; None outside of a handler."""
     handling = _current.get()
     return None if handling is None else handling.message
 
@@ -84,7 +84,7 @@ def endpoints_of(*objects: object) -> dict[str, Callable[..., Any]]:
 
 
 def _signature(endpoint: Callable[..., Any]) -> inspect.Signature:
-    """Returns the signature of an endpoint; that of a method is the same for all objects of its class."""
+    """Returns the signature of an endpoint. Signatures of methods are kept by class."""
     if inspect.ismethod(endpoint):
         return _signature_of_method(endpoint.__func__)
     return inspect.signature(endpoint)

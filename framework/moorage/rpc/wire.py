@@ -137,7 +137,7 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
 
 
 def error_reply(error: Exception, method: str, limit: int = _LARGEST_ERROR) -> dict[str, Any]:
-    """Returns the reply that tells the caller of a method of an error, in at most about ``limit`` bytes.
+    """Returns the reply that carries an error to the caller of a method, in about ``limit`` bytes at most.
 
     An unexpected exception is logged with an id, and the reply has only the id.
     """

@@ -271,7 +271,7 @@ class Search:
         return _Part(group, resources, options, like, sum(1 << place for place in options), below)
 
     def _components(self, contents: Mapping[str, str]) -> list[tuple[list[tuple[RequestGroup, list[int]]], str]]:
-        """Returns the groups that subtrees connect, scarce ones first, and what is equal for components that are exchangeable."""
+        """Returns the groups that subtrees connect, scarce ones first, each with a key that interchangeable components share."""
         query = self._query
         sets = {group.suffix: {group.suffix} for group in query.groups if group.suffix}
         for each in query.same_subtree:

@@ -101,7 +101,7 @@ class FlavorVersion:
     updated_at: int
 
     def means(self, resources: Mapping[str, int], extra_specs: Mapping[str, str]) -> bool:
-        """Returns whether a flavor with these contents is the same.
+        """Returns whether a flavor has equal contents.
 
         :param resources: as they are given.
         """

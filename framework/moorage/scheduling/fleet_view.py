@@ -347,7 +347,7 @@ class FleetView:
         self._fold_if_many()
 
     def overcounted(self) -> list[str]:
-        """Returns the hosts with nodes of which the known instances use more than the store said last."""
+        """Returns the hosts with a node whose known instances use more than the store had at the last reading."""
         with self._lock:
             self._fold()
             more = np.zeros(len(self._nodes), dtype=np.bool_)
@@ -634,7 +634,7 @@ class FleetView:
         self._changed_rows, self._era = [], object()
 
     def snapshot(self) -> Snapshot:
-        """Returns the fleet as it is now; the same object as long as nothing changes."""
+        """Returns the present fleet; one object until something changes."""
         found = self._snapshot
         if found is not None:
             return found
@@ -735,7 +735,7 @@ def _column(nodes: Sequence[NodeState], kind: str, name: str) -> Floats:
 
 
 def _changed(column: Floats, rows: Rows, nodes: Sequence[NodeState], kind: str, name: str) -> Floats:
-    """Returns a column with the values of these nodes in these rows; the same one if nothing differs."""
+    """Returns a column with the values of nodes in some rows, or the column itself if no value differs."""
     values = np.array([getattr(node, kind).get(name, 0.0) for node in nodes], dtype=np.float64)
     if np.array_equal(column[rows], values):
         return column

@@ -75,7 +75,7 @@ class IndexView:
         return {uuid: row for uuid, row in found.items() if row is not None}
 
     def on_row(self, row: int) -> Mapping[str, InstanceRecord]:
-        """Returns the instances of a row by uuid."""
+        """Returns the instances on a row's node, by uuid."""
         found = self._here[row]
         for undo in self._newest_first():
             found = undo.rows.get(row, found)
@@ -113,7 +113,7 @@ class Overlay:
         return {uuid: row for uuid in uuids if (row := self.row_of(uuid)) is not None}
 
     def on_row(self, row: int) -> Mapping[str, InstanceRecord]:
-        """Returns the instances of a row by uuid."""
+        """Returns the instances on a row's node, by uuid."""
         found = self._on_row.get(row)
         return self._base.on_row(row) if found is None else found
 
@@ -139,7 +139,7 @@ class InstanceIndex:
         return len(self._rows)
 
     def view(self) -> IndexView:
-        """Returns the index as it is now; what changes later does not show."""
+        """Returns the present index. Later changes do not affect it."""
         undo = _Undo()
         if self._undo is not None:
             self._undo.after = undo

@@ -624,7 +624,7 @@ class _Fit:
             sure &= wants[0].counts >= whole
 
     def _searched(self, possible: Mask, sure: Mask) -> Mask:
-        """Returns the rows for which a search finds an assignment, and those that are sure.
+        """Returns the rows that fit: those that certainly do, and those for which a search finds an assignment.
 
         Rows that are equal for the query are searched once. All searches share the steps of the decision. Where these run out, rows
         do not pass; as long as no row has passed, the search goes on with as many steps as one node may take.
@@ -645,7 +645,7 @@ class _Fit:
         return passed
 
     def _kinds(self, rows: Rows) -> list[tuple[Search, Rows]]:
-        """Returns the rows, those together that are equal for the query, and a search for each kind."""
+        """Returns the rows, grouped by kinds that are equal for the query, and a search for each kind."""
         _, first, kind = np.unique(self._forms(rows), return_index=True, return_inverse=True)
         same = np.split(rows[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1])
         searches = [

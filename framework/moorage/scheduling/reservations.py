@@ -56,7 +56,7 @@ class Reservations:
             ended.set()
 
     def instances(self) -> set[str]:
-        """Returns the uuids of what is reserved."""
+        """Returns the uuids of the reserved instances."""
         with self._lock:
             return {each.record.uuid for each in self._held.values()}
 

@@ -120,7 +120,7 @@ class _Places:
         }
 
     def on_row(self, row: int) -> Mapping[str, InstanceRecord]:
-        """Returns the instances of a row by uuid."""
+        """Returns the instances on a row's node, by uuid."""
         return self._places.on_row(int(self._rows[row]))
 
 
@@ -220,7 +220,7 @@ class Sample(Snapshot):
         return self._part("traits", self.whole.traits)
 
     def _part(self, name: Hashable, column: Column) -> Column:
-        """Returns a column of the fleet for the rows of the sample, with those values alone that they have."""
+        """Returns a column of the fleet for the rows of the sample, with only the values of these rows."""
         found: Column | None = self._derived.get(name)
         if found is None:
             codes = column.codes[self.rows]

@@ -205,7 +205,7 @@ class Snapshot:
         return MappingProxyType(self._places.locate(uuids))
 
     def instances_on(self, row: int) -> Mapping[str, InstanceRecord]:
-        """Returns the instances of a row by uuid."""
+        """Returns the instances on a row's node, by uuid."""
         return MappingProxyType(self._places.on_row(row))
 
     def with_placed(self, record: InstanceRecord, row: int) -> Snapshot:

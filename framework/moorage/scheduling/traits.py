@@ -116,7 +116,7 @@ def _refuse_contradictions(
 
 
 def asks_for_traits(spec: RequestSpec) -> bool:
-    """Returns whether a request asks anything of traits. Reads the keys and parses nothing."""
+    """Returns whether a request has conditions on traits. Reads keys only."""
     properties = spec.image.get("properties") or {}
     return any(key.startswith(PREFIX) for found in (spec.flavor.extra_specs, properties) for key in found)
 

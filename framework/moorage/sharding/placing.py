@@ -34,7 +34,7 @@ class ShardsForNew:
         self._strategy: Any = loaded.plugin
 
     def __call__(self, specs: Sequence[NodeSpec]) -> list[NodeSpec]:
-        """Returns the same nodes, with a shard where they had none. Nodes that exist already keep what they have."""
+        """Returns the nodes, each with a shard. Nodes that exist keep their shard."""
         new = [spec for spec in specs if spec.shard is None]
         known = self._nodes.existing([spec.uuid for spec in new]) if new else frozenset()
         if all(spec.uuid in known for spec in new):

@@ -73,7 +73,7 @@ class CleanupHandlerTests:
         raise NotImplementedError
 
     def status(self, uuid: str) -> str | None:
-        """Returns the resource's status as it is stored; None when it is gone."""
+        """Returns the stored status of the resource; None: it was removed."""
         raise NotImplementedError
 
     def tools(self, identity: ServiceIdentity) -> Any:
@@ -86,7 +86,7 @@ class CleanupHandlerTests:
     # -- what it offers -------------------------------------------------------------------------------------------
 
     def service(self, name: str) -> ServiceIdentity:
-        """Returns a service of that name; its uuid is the same for the same name."""
+        """Returns a service with a name. Its uuid follows from the name."""
         return ServiceIdentity(str(uuid_module.uuid5(uuid_module.NAMESPACE_OID, name)), name, "agent", None, 1)
 
     @property

@@ -94,7 +94,7 @@ class ObserverTests(_Base):
         )
 
     def wanted(self, observer: Observer) -> list[type[ObserverEvent]]:
-        """Returns the kinds of events that it is told."""
+        """Returns the kinds of events that the observer receives."""
         return [kind for name, kind in EVENTS.items() if observer.kinds is None or name in observer.kinds]
 
     @contextlib.contextmanager

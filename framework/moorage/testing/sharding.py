@@ -45,7 +45,7 @@ class Case:
     locked: frozenset[str]
 
     def shuffled(self, random: random_module.Random) -> Case:
-        """Returns the same question with everything in another order."""
+        """Returns the question with everything in another order."""
         nodes, shards, current = list(self.nodes), list(self.shards), list(self.current.items())
         for each in (nodes, shards, current):
             random.shuffle(each)

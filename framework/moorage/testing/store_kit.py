@@ -119,7 +119,7 @@ class StoreKit(_Base):
         raise NotImplementedError
 
     def another(self, store: AllocationStore) -> AllocationStore:
-        """Returns a second object on the same data, as a second process has it; the same object where there can be none."""
+        """Returns a second store object on the data, as another process has; the first one if there can be no second."""
         return store
 
     def transaction(self, store: AllocationStore) -> contextlib.AbstractContextManager[Any]:
@@ -152,7 +152,7 @@ class StoreKit(_Base):
         return self.store.claim(ClaimRequest(consumer or new_uuid(), resources, **more))
 
     def usage(self, of_provider: str) -> ProviderUsage:
-        """Returns a provider as it is stored."""
+        """Returns the stored provider."""
         (found,) = self.store.usages(providers=[of_provider])
         return found
 

@@ -59,7 +59,7 @@ class WorkTests:
         raise NotImplementedError
 
     def status(self, resource_id: str) -> str | None:
-        """Returns the resource's status as it is stored; None when it is gone."""
+        """Returns the stored status of the resource; None: it was removed."""
         raise NotImplementedError
 
     def assert_tidy(self, resource_id: str) -> None:

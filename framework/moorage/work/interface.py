@@ -279,7 +279,7 @@ class Renewer(abc.ABC):
 
     @abc.abstractmethod
     def stop(self, patience: float | None = None) -> None:
-        """Waits until all leases are forgotten, at most ``patience`` seconds. Leases that are left then expire by themselves."""
+        """Waits until no lease is renewed any more, at most ``patience`` seconds. The leases that are left expire by themselves."""
 
 
 @dataclass(frozen=True, slots=True)

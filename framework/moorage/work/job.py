@@ -56,7 +56,7 @@ class Job(Generic[R]):
         self._check(self)
 
     def of(self, leases: Sequence[Lease]) -> Job[R]:
-        """Returns the same job with some of its leases only."""
+        """Returns a job with only some of its leases."""
         part: Job[R] = Job(leases, self.item)
         part.context, part.unknown, part._check = self.context, self.unknown, self._check
         return part

@@ -351,7 +351,7 @@ class SqlOperationStore(OperationStore):
         return ThreadRenewer(self, self._clock, name)
 
     def lost_of(self, tx: sa.Connection, leases: Sequence[LeaseT]) -> list[LeaseT]:
-        """Returns those whose row carries another token by now, or has ended."""
+        """Returns the leases whose operation has another token now, or has ended."""
         lost: list[LeaseT] = []
         for key, some in same_token(leases):
             kept = set(tx.execute(statements.HELD, key).scalars())

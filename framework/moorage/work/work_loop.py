@@ -514,7 +514,7 @@ class WorkLoop(Generic[R]):
         return found, running
 
     def _is_busy(self, found: Sequence[Any]) -> bool:
-        """Returns whether all of this is to be written, and there are other jobs, or many have ended lately."""
+        """Returns whether everything found is to be written, and the loop has other jobs or ended many lately."""
         number = sum(1 if isinstance(each, tuple) else len(each.told) for each in found if not callable(each))
         with self._changed:
             self._count_ended(0)

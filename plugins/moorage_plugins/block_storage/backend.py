@@ -44,7 +44,7 @@ class DirectoryBackend:
             ) from error
 
     def marker(self) -> str:
-        """Returns the identity in the folder's marker; empty where there is none."""
+        """Reads the identity from the folder's marker; empty without a marker."""
         try:
             return (self.folder / MARKER).read_text().strip()
         except FileNotFoundError:

@@ -23,7 +23,7 @@ def open_backend(conf: Any) -> DirectoryBackend:
 
 
 def image_file(conf: Any, name: str) -> Path | None:
-    """Returns a file of the folder of images; None where there is none of that name.
+    """Returns the path of an image file; None: there is no image with the name.
 
     :raises InvalidInput: the name is no plain name.
     """

@@ -90,7 +90,7 @@ class Done:
     made: bool = field(default=False)
 
     def leaves(self, consumer: str) -> tuple[str, ...]:
-        """Returns the nodes whose instances change when this consumer's claim goes, uuids in order."""
+        """Returns the uuids of the nodes whose instances change when the claim of a consumer is released, sorted."""
         if self.instance is None:
             return ()
         destination = self.instance.pending.get("node_uuid", "")

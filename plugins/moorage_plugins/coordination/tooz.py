@@ -195,7 +195,7 @@ class ToozBackend(CoordinationBackend):
             raise
 
     def _made(self, member_id: bytes) -> Any:
-        """Returns a client that is not connected. What the URL says of an option goes before what it would be given."""
+        """Returns a client that is not connected. Options in the URL override the configuration."""
         said = parse_qs(urlsplit(self.tools.url).query)
         given = {name: value for name, value in self.options().items() if name not in said}
         return coordination.get_coordinator(self.tools.url, member_id, **given)

@@ -126,7 +126,7 @@ class LocalEngine:
             raise errors.Unavailable(f"Cluster {cluster} cannot be removed: {error.strerror}.") from error
 
     def clusters(self) -> list[str]:
-        """Returns the clusters that there are folders of."""
+        """Returns the clusters that have folders."""
         try:
             return sorted(path.name for path in self._folder.iterdir() if path.is_dir())
         except (FileNotFoundError, NotADirectoryError):

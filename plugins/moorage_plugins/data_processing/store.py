@@ -258,7 +258,7 @@ class DataStore:
             return [ProxyUser(*row) for row in tx.execute(query)]
 
     def jobs_to_do(self, host: str) -> Sequence[ClusterJob]:
-        """Returns those that the agent of a host is to start, or to kill."""
+        """Returns the jobs that the agent of a host has to start or to kill."""
         query = (
             sa.select(*_JOB)
             .join(clusters, clusters.c.uuid == jobs.c.cluster)
@@ -268,7 +268,7 @@ class DataStore:
             return [ClusterJob(*row) for row in tx.execute(query)]
 
     def known(self, uuids: Sequence[str]) -> frozenset[str]:
-        """Returns those of the clusters that there are."""
+        """Returns the uuids of the clusters that exist."""
         with self._database.read() as tx:
             return frozenset(tx.execute(sa.select(clusters.c.uuid).where(clusters.c.uuid.in_(uuids))).scalars())
 

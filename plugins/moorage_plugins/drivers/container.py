@@ -147,7 +147,7 @@ class ContainerDriver(GuardedDriver):
         )
 
     def _image(self, workload: Workload) -> Image:
-        """Returns the image that a workload asks for.
+        """Returns the image of a workload's request.
 
         :raises DriverError: it asks for none, it is not on this host, or it is damaged.
         """

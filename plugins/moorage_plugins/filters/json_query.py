@@ -102,7 +102,7 @@ class JsonFilter(HostFilter):
 
 
 def _query(spec: RequestSpec) -> list[Any] | None:
-    """Returns the query, understood; None when there is none.
+    """Parses the query of a request; None: it has none.
 
     :raises InvalidInput: says what is wrong with it, and where.
     """

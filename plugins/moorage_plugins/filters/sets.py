@@ -76,7 +76,7 @@ def _encoded(values: Sequence[Any]) -> Column:
 
 
 def rows_where_all(columns: Sequence[Column], rows: Rows, decide: Callable[..., bool]) -> Rows:
-    """Returns those of the rows for which ``decide`` says yes to their values, one of each column.
+    """Returns the rows whose values, one of each column, ``decide`` accepts.
 
     It is asked once for each combination of values that occurs.
     """

@@ -70,6 +70,6 @@ class RequiredTraitsFilter(HostFilter):
 
 
 def _judged(host_state: HostState, spec: RequestSpec) -> frozenset[str]:
-    """Returns the traits of the node's providers that count: those that an instance holds, or else all."""
+    """Returns the traits of the node's providers that matter: those of providers that an instance holds, or all."""
     held = [each for each in host_state.providers if each.uuid in spec.held_providers]
     return frozenset().union(*(each.traits for each in held or host_state.providers))

@@ -124,7 +124,7 @@ class _Place(NamedTuple):
 
 
 def _place(tx: sa.Connection, provider: ResourceProvider, places: dict[str, _Place]) -> _Place:
-    """Returns the place of a new provider, which stays as it is until ``tx`` ends.
+    """Returns the place of a new provider in its tree, and locks the tree until ``tx`` ends.
 
     :param places: of providers that were looked at before, those that the same statement creates among them; the parent is added.
     :raises TreeTooDeep: it is below too many levels.
@@ -141,7 +141,7 @@ def _place(tx: sa.Connection, provider: ResourceProvider, places: dict[str, _Pla
 
 
 def _level(tx: sa.Connection, uuid: str) -> int:
-    """Returns the level of a provider, for who holds its tree as it is."""
+    """Returns the level of a provider. The caller has locked its tree."""
     level, at = 1, _existing(tx, uuid).parent_uuid
     while at is not None:
         level, at = level + 1, _existing(tx, at).parent_uuid
@@ -174,7 +174,7 @@ def add_provider(tx: sa.Connection, classes: ResourceClasses, provider: Resource
 
 
 def join_tree(tx: sa.Connection, parent: str) -> str:
-    """Returns the root of the parent's tree, whose shape stays the same, and the parent there, until ``tx`` ends.
+    """Returns the root of the parent's tree, and locks the tree and the parent's place in it until ``tx`` ends.
 
     :raises InvalidInput: there is no such parent.
     """

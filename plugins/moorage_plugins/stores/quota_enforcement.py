@@ -231,7 +231,7 @@ class QuotaCounter:
         return project in self._limited
 
     def look(self, tx: sa.Connection, projects: Iterable[str]) -> set[str]:
-        """Returns those of the projects that have limits; they are remembered."""
+        """Returns the projects that have limits, and remembers them."""
         found = set(tx.execute(LIMITED, {"projects": list(projects)}).scalars())
         with self._lock:
             self._limited |= found

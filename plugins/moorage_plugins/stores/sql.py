@@ -224,7 +224,7 @@ class SqlStore(SqlCatalogue, SqlNames, SqlClaimSets, SqlPools, SqlTrees, SqlQuot
         ]
 
     def _beyond(self, tx: sa.Connection, after: tuple[str, str, str]) -> sa.ColumnElement[bool]:
-        """Returns the condition that a row comes after the key, in a form of which every database uses the index."""
+        """Returns the condition that a row comes after the key, in a form for which every database uses the index."""
         consumer, provider, name = after
         number = tx.execute(statements.PROVIDER_ID, {"of_uuid": provider}).scalar_one_or_none() or 0
         of_class = self._classes.numbers(tx, [name])[name]

@@ -230,7 +230,7 @@ class SqlCandidates(SqlPart, CandidateSource):
         return tx.execute(_OF_TREES, {"roots": roots}).all()
 
     def _many(self, tx: sa.Connection, roots: Sequence[_Row]) -> Sequence[_Row]:
-        """Returns all providers of the trees, of which the roots are known."""
+        """Returns all providers of the trees with the given roots."""
         below = tx.execute(_BELOW, {"first": roots[0][0], "last": roots[-1][0]}).all()
         uuids = {row[1] for row in roots} if below else ()
         return sorted([*roots, *(row for row in below if row.root_uuid in uuids)], key=operator.itemgetter(0))

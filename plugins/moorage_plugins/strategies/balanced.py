@@ -69,7 +69,7 @@ def level_by_count(
     locked: Set[str],
     largest: int | None = None,
 ) -> dict[str, str | None]:
-    """Returns the moves that make sorted ``shards`` level, the fewest there are.
+    """Returns the fewest moves that level sorted ``shards``.
 
     Each shard gets a size: all shards are filled like vessels to one level, those with more locked nodes stand out; where one node
     more is left over, the largest shards keep it. What a shard has above its size leaves it. Linear, and a sort of those who leave.

@@ -72,7 +72,7 @@ class Link:
             self._connection.send_bytes(frame)
 
     def readable(self, seconds: float | None) -> bool:
-        """Returns whether there is something to read, a frame or the end, within ``seconds`` (None: wait for ever)."""
+        """Returns whether a frame, or the end, can be read within ``seconds`` (None: no limit)."""
         return bool(self._poller.poll(None if seconds is None else max(0.0, seconds * 1000.0)))
 
     def receive(self, limit: int) -> bytes:

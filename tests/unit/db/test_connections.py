@@ -66,7 +66,7 @@ class KeptConnectionTests(unittest.TestCase):
             thread.join(25)
         self.assertEqual([1] * 4, done)
         self.assertEqual(0, database._readers.lent)
-        self.assertEqual(1, database._readers.engine.pool.checkedout())  # type: ignore[attr-defined]
+        self.assertEqual(1, database._readers._pool.checkedout())
 
     def test_a_connection_with_an_open_transaction_is_not_used_again(self) -> None:
         database = self.database(lock_timeout=1)
@@ -112,7 +112,7 @@ class KeptConnectionTests(unittest.TestCase):
             for each in connections:
                 self.assertNotIn(ENDED, each.info)
                 each.info[ENDED] = True
-                readers.give_back(each, pool)
+                readers.release(each, pool)
 
     def test_a_database_that_is_closed_in_a_transaction_keeps_no_connection_of_it(self) -> None:
         database = self.database()

@@ -23,4 +23,4 @@ class OrphanDetector(abc.ABC):
 
     @abc.abstractmethod
     def missing(self, consumers: Sequence[str]) -> Set[str]:
-        """Returns those of the given uuids, at most a thousand, behind which there is nothing, by what is stored now."""
+        """Returns the consumers, of at most 1,000, whose object is not stored any more."""

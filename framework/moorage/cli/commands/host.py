@@ -130,7 +130,7 @@ class HostEvacuate(base.ApiCommand):
             )
 
     def _evacuate(self, api: Client, instance: Mapping[str, Any], to_host: str | None) -> tuple[bool, str]:
-        """Returns whether the evacuation of an instance has begun, and where it goes or why not."""
+        """Returns whether the evacuation of an instance has begun, and its destination or the reason."""
         try:
             moving = api.act_on_instance(instance["uuid"], "evacuate", {"host": to_host} if to_host else {})
         except errors.MoorageError as error:

@@ -115,7 +115,7 @@ class PluginNew(base.LocalCommand):
 
 
 def _as_a_path(folder: Path) -> str:
-    """Returns a folder as pip takes it: ``moorage-gpu-model`` alone would be somebody's distribution of that name in an index."""
+    """Returns the path of a folder in the form that pip takes for a path, not for the name of a distribution in an index."""
     return shlex.quote(str(folder) if folder.is_absolute() else f"./{folder}")
 
 

@@ -44,11 +44,11 @@ class BaseFilter:
         return True
 
     def filter_all(self, filter_obj_list: Iterable[Any], spec_obj: Any) -> Iterator[Any]:
-        """Returns those that pass."""
+        """Yields the objects that pass."""
         return (each for each in filter_obj_list if self._filter_one(each, spec_obj))
 
     def run_filter_for_index(self, index: int) -> bool:
-        """Returns whether it is asked for this one of several instances alike."""
+        """Returns whether the filter is called for this instance of several equal ones."""
         return index == 0 or not self.run_filter_once_per_request
 
 
@@ -102,7 +102,7 @@ def aggregate_values_from_key(host_state: Any, key_name: str) -> set[str]:
 
 
 def aggregate_metadata_get_by_host(host_state: Any, key: str | None = None) -> dict[str, set[str]]:
-    """Returns all metadata of the host's aggregates (of those that have the key), values taken apart at commas."""
+    """Returns the metadata of the host's aggregates that have the key, with values split at commas."""
     found: dict[str, set[str]] = {}
     for aggregate in host_state.aggregates:
         if key is None or key in aggregate.metadata:
@@ -114,7 +114,7 @@ def aggregate_metadata_get_by_host(host_state: Any, key: str | None = None) -> d
 def validate_num_values(
     vals: Iterable[str], default: Any = None, cast_to: Callable[[str], Any] = int, based_on: Any = min
 ) -> Any:
-    """Returns the least (``based_on``) of the values as numbers, the default when there are none; ValueError when one is none."""
+    """Returns ``based_on`` (min) of the values as numbers; the default without values. Raises ValueError for other texts."""
     numbers = [cast_to(value) for value in vals]
     return based_on(numbers) if numbers else default
 

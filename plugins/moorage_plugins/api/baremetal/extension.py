@@ -46,7 +46,7 @@ class BaremetalApi(ApiExtension):
 
 
 def routes(tools: ApiTools) -> list[Route]:
-    """Returns the table of what is served."""
+    """Returns the routes of the dialect."""
     things, ports, groups = Nodes(tools), Ports(tools), Portgroups(tools)
     one = "/v1/nodes/{ident}"
     found = [Route("GET", path, root, public=True) for path in ("", "/")]

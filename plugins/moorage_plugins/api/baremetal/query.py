@@ -320,5 +320,5 @@ def _direction(query: Mapping[str, Sequence[str]]) -> bool:
 
 
 def restricted(listing: Listing, condition: Condition) -> Listing:
-    """Returns the same listing, of less."""
+    """Returns a listing with one more condition."""
     return replace(listing, conditions=(*listing.conditions, condition))

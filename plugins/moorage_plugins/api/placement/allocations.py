@@ -273,7 +273,7 @@ def _change(request: Request, consumer: str, body: Mapping[str, Any]) -> Allocat
 
 
 def _conflict(error: GenerationConflict) -> ConcurrentUpdate:
-    """Returns the conflict in Placement's words, which mean by "expected" what is stored."""
+    """Returns the conflict in Placement's words, which call the stored generation "expected"."""
     details = error.details
     if "consumer" in details:
         present = "null" if details["present"] is None else details["present"]

@@ -224,5 +224,5 @@ class _Inventories:
 
 
 def _named(provider: ResourceProvider, wanted: InventoryItem) -> InventoryItem:
-    """Returns the inventory of the class, as it is stored."""
+    """Returns the stored inventory of the class."""
     return next((each for each in provider.inventories if each.resource_class == wanted.resource_class), wanted)

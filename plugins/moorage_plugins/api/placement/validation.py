@@ -28,7 +28,7 @@ def is_uuid(value: object) -> bool:
 
 
 def canonical_uuid(value: str) -> str:
-    """Returns a uuid (see :func:`is_uuid`) as it is stored: lower case, with hyphens."""
+    """Returns a uuid (see :func:`is_uuid`) in its stored form: lower case, with hyphens."""
     digits = re.sub(r"[^0-9a-f]", "", value.lower().removeprefix("urn:").removeprefix("uuid:"))
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 

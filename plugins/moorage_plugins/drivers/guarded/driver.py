@@ -509,11 +509,11 @@ class GuardedDriver(ComputeDriver):
             os.close(lock)
 
     def _newest(self, uuid: str) -> int:
-        """Returns the newest token that there is a folder of; 0 for none."""
+        """Returns the newest token that has a folder; 0: none has."""
         return max(tokens_of(self._folder / uuid), default=0)
 
     def _all_newest(self) -> Iterator[tuple[str, int]]:
-        """Returns each instance that there is a folder of, with its newest token."""
+        """Returns the newest token of each instance that has a folder."""
         for uuid in os.listdir(self._folder):
             if token := self._newest(uuid):
                 yield uuid, token

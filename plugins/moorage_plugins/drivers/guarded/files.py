@@ -67,7 +67,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def tokens_of(folder: Path) -> list[int]:
-    """Returns the tokens that there are folders of below that of an instance; empty when there is none."""
+    """Returns the tokens that have a folder below the folder of an instance; empty without folders."""
     try:
         return [int(name) for name in os.listdir(folder) if name.isdigit()]
     except (FileNotFoundError, NotADirectoryError):

@@ -44,7 +44,7 @@ def group_name(uuid: str, token: int) -> str:
 
 
 def groups_for(name: str, resources: Mapping[str, int], processes: int, root: Path = _ROOT) -> list[Group]:
-    """Returns the groups of a workload; empty where there are no control groups. Nothing is made yet."""
+    """Returns the control groups of a workload; empty without control groups. Creates nothing."""
     memory, cpus = resources.get("MEMORY_MB"), resources.get("VCPU")
     if (root / "cgroup.controllers").exists():
         values = {"pids.max": str(processes)}

@@ -53,7 +53,7 @@ def split_name(prefix: str, name: str) -> tuple[str, int] | None:
 
 
 def find_image(folder: Path, workload: Workload) -> Image:
-    """Returns the image that a workload asks for.
+    """Returns the image of a workload's request.
 
     :raises DriverError: it asks for none, or the image is not on this host.
     """

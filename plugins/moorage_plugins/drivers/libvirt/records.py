@@ -61,11 +61,11 @@ class Records:
         self._clock = clock
 
     def tokens(self, uuid: str) -> list[int]:
-        """Returns the tokens that an instance has anything of."""
+        """Returns the tokens of an instance that have records."""
         return tokens_of(self._folder / uuid)
 
     def all(self) -> Mapping[str, Mapping[int, Record | None]]:
-        """Instance -> token -> record, of all that there is anything of."""
+        """Returns all records, by instance and token."""
         return {
             uuid: {token: self.read(uuid, token) for token in self.tokens(uuid)} for uuid in os.listdir(self._folder)
         }

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sqlite3
 import tempfile
 import threading
@@ -25,6 +27,14 @@ class KeptConnectionTests(unittest.TestCase):
         database = Database(f"sqlite:///{folder}/test.sqlite", **settings)
         self.addCleanup(database.close)
         return database
+
+    def failing_once(
+        self, database: Database, method: str, error: Exception
+    ) -> contextlib.AbstractContextManager[mock.Mock]:
+        """Lets the first call of a method of the writers' dialect fail while the block runs."""
+        dialect = database._writers.engine.dialect
+        effects = itertools.chain([error], itertools.repeat(mock.DEFAULT))
+        return mock.patch.object(dialect, method, wraps=getattr(dialect, method), side_effect=effects)
 
     def test_transactions_one_after_the_other_use_one_connection(self) -> None:
         database, out = self.database(), mock.Mock()
@@ -71,19 +81,11 @@ class KeptConnectionTests(unittest.TestCase):
     def test_a_connection_with_an_open_transaction_is_not_used_again(self) -> None:
         database = self.database(lock_timeout=1)
         database.run(lambda tx: tx.execute(sa.text("CREATE TABLE things (id INTEGER PRIMARY KEY)")))
-        dialect = database._writers.engine.dialect
-        roll_back, failures = dialect.do_rollback, [sqlite3.OperationalError("no")]
-
-        def fail_once(connection: Any) -> None:
-            if failures:
-                raise failures.pop()
-            roll_back(connection)
-
-        failing = mock.patch.object(dialect, "do_rollback", fail_once)
-        with failing, self.assertRaises(ZeroDivisionError), database.write() as tx:
+        failing = self.failing_once(database, "do_rollback", sqlite3.OperationalError("no"))
+        with failing as called, self.assertRaises(ZeroDivisionError), database.write() as tx:
             tx.execute(sa.text("INSERT INTO things VALUES (1)"))
             raise ZeroDivisionError
-        self.assertEqual([], failures)
+        called.assert_called()
         with database.write() as tx:
             tx.execute(sa.text("INSERT INTO things VALUES (2)"))
         with database.read() as tx:
@@ -92,18 +94,11 @@ class KeptConnectionTests(unittest.TestCase):
     def test_a_commit_that_is_refused_leaves_no_transaction_open(self) -> None:
         # Found by the simulation. SQLAlchemy takes the transaction for ended, and SQLite does not.
         database = self.database(lock_timeout=1)
-        dialect = database._writers.engine.dialect
-        commit, failures = dialect.do_commit, [sqlite3.OperationalError("database is locked")]
-        failures[0].sqlite_errorcode = sqlite3.SQLITE_BUSY
-
-        def fail_once(connection: Any) -> None:
-            if failures:
-                raise failures.pop()
-            commit(connection)
-
-        with mock.patch.object(dialect, "do_commit", fail_once):
+        busy = sqlite3.OperationalError("database is locked")
+        busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
+        with self.failing_once(database, "do_commit", busy) as called:
             database.run(lambda tx: tx.execute(sa.text("CREATE TABLE things (id INTEGER PRIMARY KEY)")))
-        self.assertEqual([], failures)
+        called.assert_called()
 
     def test_a_connection_returns_to_the_pool_without_the_mark_of_its_transaction(self) -> None:
         readers = self.database(pool_size=1)._readers

@@ -29,7 +29,8 @@ _PATIENCE = 0.2
 #: Seconds for which creates are asked for one by one, after schedulers have placed none that were asked for together.
 _APART = 10.0
 #: Seconds for which such messages go to one scheduler. If schedulers alternated, each would ask its plugins again about all nodes
-#: that the others have used meanwhile. Each API process chooses at moments of its own.
+#: that the others have used meanwhile. Each API process chooses at moments of its own. No message asks which schedulers there are:
+#: each system call on the way to a message lets the threads that wait for the interpreter's lock run first.
 _STAY = 1.0
 
 
@@ -58,8 +59,9 @@ class Schedulers:
         self._attempts = attempts
         self._timeout = timeout
         self._random = randomness.generator()
-        #: The scheduler that is asked for creates that wait together, and until when, on the monotonic clock.
-        self._server, self._stays_until = "", 0.0
+        #: The scheduler that is asked for creates that wait together; None: any. Until when, on the monotonic clock.
+        self._server: str | None = None
+        self._stays_until = 0.0
         #: Until when creates are asked for one by one, on the monotonic clock.
         self._apart_until = 0.0
         self._gathering = Gathering[_Create](
@@ -188,10 +190,9 @@ class Schedulers:
 
         Called by one thread at a time.
         """
-        names = self._sender.transport.listeners(SCHEDULERS) or ()
-        if len(names) < 2:
-            return None
         now = self._clock.monotonic()
-        if now >= self._stays_until or self._server not in names:
-            self._server, self._stays_until = self._random.choice(names), now + _STAY
+        if now >= self._stays_until:
+            names = self._sender.transport.listeners(SCHEDULERS)
+            self._server = self._random.choice(names) if names else None
+            self._stays_until = now + _STAY
         return self._server

@@ -59,16 +59,10 @@ class _Pool:
         self._lock = threads_module.lock()
 
     def take(self, path: str) -> Link | None:
-        """Returns a connection whose peer has not closed it, the one used last first."""
-        while True:
-            with self._lock:
-                links = self._idle.get(path)
-                if not links:
-                    return None
-                link = links.pop()
-            if not link.readable(0.0):
-                return link
-            link.close()  # nothing is due on an unused connection, so this is its end
+        """Returns the connection that was used last; None: there is none. If its peer has closed it, the first sending fails."""
+        with self._lock:
+            links = self._idle.get(path)
+            return links.pop() if links else None
 
     def give(self, path: str, link: Link) -> None:
         with self._lock:

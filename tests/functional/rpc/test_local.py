@@ -262,6 +262,20 @@ class LocalTests(unittest.TestCase):
             transport.serve("t", "peer", Recorder())
             self.assertEqual({}, transport.call("t", Message("x"), server="peer", timeout=PATIENCE))
 
+    def test_kept_connections_to_a_dead_process_are_replaced_by_one_to_its_successor(self) -> None:
+        transport, recorder = self.transport(), Recorder()
+        with self.peer() as process, ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: transport.call("t", Message("x"), server="peer", timeout=PATIENCE), range(100)))
+            kept = transport._pool._idle[str(self.sockets()[0])]
+            self.assertLess(1, len(kept))
+            process.kill()
+            process.wait()
+            transport.serve("t", "peer", recorder)
+            self.assertEqual({}, transport.call("t", Message("x"), server="peer", timeout=PATIENCE))
+            transport.cast("t", Message("x"), server="peer")
+        eventually(lambda: recorder.finished == 2, "each message was handled once")
+        self.assertEqual(1, len(transport._pool._idle[str(self.sockets()[0])]))
+
     def test_the_socket_of_a_living_process_is_never_removed(self) -> None:
         transport, registry = self.transport(), Registry(self.folder, SystemClock())
         transport.serve("t", "one", Recorder())

@@ -213,6 +213,23 @@ class StayingTests(_Hub):
             self.clock.advance(scheduler_client._STAY)
         self.assertEqual({"one", "other"}, seen)
 
+    def test_once_a_second_it_is_looked_which_schedulers_there_are(self) -> None:
+        names = ["one", "other"]
+        with mock.patch.object(MemoryTransport, "listeners", return_value=names) as listeners:
+            for _ in range(4):
+                self.turn()
+                self.clock.advance(scheduler_client._STAY / 5)
+            self.assertEqual(1, listeners.call_count)
+            self.clock.advance(scheduler_client._STAY)
+            names[:] = ["other"]
+            self.asked.clear()
+            self.turn()
+        self.assertEqual((2, ["other"]), (listeners.call_count, self.asked))
+
+    def test_a_transport_that_does_not_know_the_schedulers_chooses_one(self) -> None:
+        with mock.patch.object(MemoryTransport, "listeners", return_value=None):
+            self.assertEqual(["a", "b"], [each.outcome["instance"]["uuid"] for each in self.turn() if each.outcome])
+
     def test_another_one_is_asked_if_that_one_does_not_take_the_message(self) -> None:
         with (
             mock.patch.object(self.client._random, "choice", return_value="gone"),

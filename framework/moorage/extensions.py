@@ -113,7 +113,7 @@ def origin_of(plugin: object) -> str:
 def deprecated(since: tuple[int, int], instead: str) -> Callable[[MethodT], MethodT]:
     """Marks a method of an interface that plugins shall not implement any more; it goes with the next major api_version.
 
-    Until then it is called as before. A plugin that implements it is told of once in each process, and by ``moorage plugin check``.
+    Until then it is called as before. Each process logs a plugin that implements it once, and ``moorage plugin check`` reports it.
 
     :param since: the api_version with which it became so.
     :param instead: what the author shall do, a clause: ``implement filter_rows``.
@@ -213,7 +213,7 @@ class Loaded(Generic[T]):
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Around whatever makes something of the class.
+        """Guards the block that makes an object of the plugin's class: its errors name the plugin.
 
         :raises PluginLoadError: the plugin's code raised; names the plugin.
         :raises ConfigError: it refused an option, in its own words; they pass as they are.

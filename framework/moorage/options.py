@@ -15,14 +15,14 @@ __all__ = ["defaults", "list_opts", "option_sets", "problems"]
 
 LOG = logging.getLogger(__name__)
 _Sets: TypeAlias = list[tuple[str | None, list[cfg.Opt]]]
-#: What the log was told in this process.
+#: The problems that this process has logged.
 _told: set[str] = set()
 
 
 def option_sets() -> Iterator[tuple[str | None, Sequence[cfg.Opt]]]:
     """(group, options) of all parts that are installed.
 
-    What cannot be read is left out, and told in the log once in each process, however often the configuration is read.
+    What cannot be read is left out. Each process logs it once, however often the configuration is read.
     """
     for each in part.parts():
         found, problem = _read(each)

@@ -136,8 +136,8 @@ class Ring(Generic[Member]):
             label = _encoded(member)
             count = max(1, round(self._replicas * weight))
             points += [(self._function.one(b"%b:%d" % (label, replica)), number) for replica in range(count)]
-        # Sorted by (hash, member number): of two equal points the first one owns, whoever builds
-        # the ring.
+        # Sorted by (hash, member number): of two equal points the first one owns, in each process
+        # that builds the ring.
         points.sort()
         self._shift = self._function.bits - POSITION_BITS
         self._hashes = [point for point, _ in points]
@@ -227,7 +227,7 @@ class Ring(Generic[Member]):
     def ranges(self, member: Member) -> list[tuple[int, int]]:
         """Where keys of the member can lie: sorted, separate half-open ranges of positions (first, end).
 
-        No key of the member lies elsewhere. A key of somebody else lies inside only at the position
+        No key of the member lies elsewhere. A key of another member lies inside only at the position
         of a point, where the position alone does not decide: pass what was fetched through
         :meth:`subset`. Nothing when it is not a member.
         """

@@ -31,7 +31,7 @@ _PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Overuse:
-    """An inventory of which more is used than its capacity, as after a shrinking below what was held."""
+    """Reports an inventory whose use exceeds its capacity, for example after it was shrunk below what was held."""
 
     provider: str
     resource_class: str

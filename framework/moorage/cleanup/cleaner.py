@@ -426,7 +426,7 @@ class Cleaner:
         return self._finished(held, "its handler said that it was done and did not finish the lease")
 
     def _finished(self, held: CleanLease, otherwise: str) -> str:
-        """Done if the lease has ended, whatever was said; else put back, for the reason."""
+        """Returns ``done`` if the row shows that the lease has ended; otherwise puts the row back, with the reason."""
         try:
             row = self._orphans.workers.get(held.resource_type, held.resource_id)
         except errors.Unavailable as error:

@@ -41,7 +41,7 @@ def predict(
     *,
     own: bool = False,
 ) -> dict[Key, str]:
-    """Of rows that could be taken, what is said of those that would not be cleaned: a sentence for each of these.
+    """Returns a sentence for each row that a cleaner could take and would not clean.
 
     :param own: the cleaner's own earlier incarnations are meant.
     """
@@ -62,7 +62,7 @@ def _stale(transaction: Any, handler: CleanupHandler, rows: Sequence[Operation])
     try:
         with plugin_isolation.isolate_plugin_call(origin_of(handler)):
             resources = handler.read(transaction, [row.resource_id for row in rows])
-    except Exception as error:  # noqa: BLE001  (a person is told)
+    except Exception as error:  # noqa: BLE001  (the operator reads the reason)
         text = f"unknown: its handler cannot read it ({type(error).__name__}: {error})"
         return {(row.resource_type, row.resource_id): text for row in rows}
     found: dict[Key, str] = {}

@@ -158,7 +158,7 @@ class Claimed:
 
 
 class CleanLease(OperationLease):
-    """A cleaner's lease: it knows whose work it was, and its end is told in the history."""
+    """Represents a cleaner's lease. It names the owner before, and the history records how it ends."""
 
     __slots__ = ("_orphans", "began", "worker", "worker_epoch")
 

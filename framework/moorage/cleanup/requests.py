@@ -172,7 +172,7 @@ class RequestStore:
         return _request(tx.execute(sa.select(*_COLUMNS).where(_SAME), key).one())
 
     def declared(self) -> frozenset[tuple[str, int]]:
-        """(service, epoch) of those that were declared dead by a request, whether they have started since or not; one read."""
+        """Returns (service, epoch) of each service that a request has declared dead, even if it has started since. One read."""
         found = cleanup_requests.c
         with self._database.read() as tx:
             rows = tx.execute(sa.select(found.service, found.epoch).where(found.kind != LEFTOVERS).distinct())

@@ -20,7 +20,7 @@ Key = tuple[str, str]
 
 
 class StalenessTracker:
-    """What one who judges remembers of his looks. Safe for use by several threads."""
+    """Remembers since when rows have not changed. Safe for use by several threads."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class StalenessTracker:
         self._seen: dict[Key, tuple[object, float]] = {}
 
     def unchanged(self, rows: Mapping[Key, object], seconds: float) -> frozenset[Key]:
-        """Look at some rows, as they are, by key: those that have been so in every look for so many seconds."""
+        """Records the present rows by key, and returns the keys of rows that were the same in each call for so many seconds."""
         moment = self._clock.monotonic()
         found = set()
         with self._lock:

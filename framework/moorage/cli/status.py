@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``moorage-status upgrade check``: what stands in the way of an upgrade.
 
-Each check looks and changes nothing. *Failure*: services of this release would not start, or would do harm. *Warning*: somebody
-should look before going on.
+Each check looks and changes nothing. *Failure*: services of this release would not start, or would do harm. *Warning*: an
+operator should look before going on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded workloads: what arrived when, how large it was and how long it stayed.
 
-Three CSV formats are told apart by their header, and JSON lines with the fields of :class:`WorkloadRequest`; ``.gz`` is read too.
+Reads three CSV formats, recognized by their header, and JSON lines with the fields of :class:`WorkloadRequest`; also ``.gz``.
 
 * openb: ``arrival_s, lifetime_s, name, cpu_milli, memory_mib, gpus, ...``. CPU is rounded up to whole VCPUs; every GPU, shared or
   not, becomes a whole PGPU.

@@ -88,7 +88,7 @@ def written(files: Sequence[str]) -> Iterator[tuple[str, str, dict[str, list[str
 
 
 def repeated(files: Sequence[str], many: Collection[tuple[str, str]]) -> list[str]:
-    """Options that a file sets more than once, of which the last one wins without a word; a sentence for each.
+    """Returns a sentence for each option that a file sets more than once: oslo.config uses the last value without a warning.
 
     :param many: (section, name) of options that are meant to be repeated.
     :raises ConfigError: a file cannot be read.

@@ -48,7 +48,7 @@ _SEEN = frozenset({"name", "resource_class", "properties"})
 
 
 class Enrolment(FleetWriter):
-    """Ensures nodes with their providers, and gives nodes without an agent one of those that are there.
+    """Creates and updates nodes with their providers, and gives nodes without an agent one of the running agents.
 
     :param shards: gives new nodes without a shard one; None leaves them without.
     :param changed: called after nodes were written, so that schedulers read them soon.

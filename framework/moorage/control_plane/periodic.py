@@ -176,7 +176,7 @@ class RegisteredEngines:
         self._observer = observer
 
     def of(self, services: Sequence[str]) -> Mapping[str, tuple[str, float]]:
-        """Uuid -> (host, seconds since its heartbeat changed), for those that are known."""
+        """Maps uuids of known services to (host, seconds since the heartbeat changed)."""
         wanted = frozenset(services)
         rows = [row for row in self._registry.list() if row.uuid in wanted]
         self._observer.observe(rows)

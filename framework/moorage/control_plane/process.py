@@ -227,7 +227,7 @@ def run(role: Role, name: str, source: ConfigSource, clock: Clock | None = None)
 
 
 def _problem_of_name(name: str) -> str:
-    """Why a service may not have this host name, of which folders are named; empty when it may."""
+    """Returns why a service may not have this host name, which also names folders; empty: it may."""
     if not 1 <= len(name) <= _LONGEST_NAME:
         wrong = f"has {len(name)} characters, and 1 to {_LONGEST_NAME} are allowed"
     elif not name.isprintable():

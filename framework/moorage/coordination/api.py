@@ -100,7 +100,7 @@ class EngineDirectory(Protocol):
     """What the services' register knows of a member's service."""
 
     def of(self, services: Sequence[str]) -> Mapping[str, tuple[str, float]]:
-        """Uuid -> (host, seconds since its heartbeat changed), for those that are known."""
+        """Maps uuids of known services to (host, seconds since the heartbeat changed)."""
 
 
 class _Views:

@@ -65,7 +65,7 @@ class Coordinator:
             membership.step()
 
     def join_group(self, group_id: str) -> None:
-        """Become a member, and stay one through whatever happens to the server; joining twice changes nothing.
+        """Becomes a member, and stays one through restarts of the server; joining twice changes nothing.
 
         :raises Unavailable: the server cannot be reached. :raises ConfigError: it can never work.
         """

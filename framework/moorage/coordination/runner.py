@@ -286,7 +286,7 @@ class Runner:
             task.end()
 
     def stop(self, seconds: float = 30.0) -> None:
-        """Begin nothing more, and wait for handlings to end; those that do not lose their share with the membership."""
+        """Begins nothing more, and waits for handlings to end. A handling that does not loses its share with the membership."""
         self.end()
         deadline = self._clock.monotonic() + seconds
         for thread in (self._thread, *self._busy.values()):

@@ -305,7 +305,7 @@ class TaskRun:
                 yield claim, found[start : start + self._batch]
 
     def claim(self, claim: TickLease, object_ids: Sequence[str]) -> list[AcquiredTick]:
-        """Claim them; those that are to be handled. Nothing once the share is over.
+        """Claims objects, and returns the claims that were won; none once the share is over.
 
         :raises StoreUnavailable: as the store.
         """
@@ -317,7 +317,7 @@ class TaskRun:
         return found
 
     def handle(self, claimed: AcquiredTick) -> None:
-        """Handle one object; whatever the handler raises ends here."""
+        """Handles one object, and logs what its handler raises."""
         working = self.share.working()
         with working as allowed:
             if self._stopping() or not allowed:

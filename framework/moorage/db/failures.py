@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classifies the errors of database drivers: a lost race, a store that cannot be used, or an error of the caller.
 
-Errors are told apart by the numbers that the databases document (SQLSTATE, MariaDB's error numbers, SQLite's result codes),
+Errors are recognized by the numbers that the databases document (SQLSTATE, MariaDB's error numbers, SQLite's result codes),
 never by their text, with two exceptions that are marked. oslo.db's filters run first: they know what a lost connection is.
 The translation happens where a statement fails, so ``except Duplicate`` works inside of a transaction as well as around it.
 """

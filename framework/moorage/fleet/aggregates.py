@@ -2,8 +2,8 @@
 """Aggregates: named sets of nodes with metadata, which filters and weighers read.
 
 A member is a host, with all the nodes that its agent manages now or later, or one node. Every change of an aggregate or its members
-counts its generation up by one statement on its row, so that changes of one aggregate are one after the other, and none is of an
-aggregate that somebody has just removed.
+counts its generation up by one statement on its row. So changes of one aggregate come one after the other, and a change of one that
+another request has just removed fails.
 """
 
 from __future__ import annotations

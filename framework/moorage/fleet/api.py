@@ -107,7 +107,7 @@ class Enroller(Protocol):
 
 
 def routes(nodes: NodeStore, enroller: Enroller, view: NodeView) -> Sequence[Route]:
-    """Returns the routes, over the nodes and whatever enrols them."""
+    """Returns the routes, over the nodes and the object that enrols them."""
 
     def list_nodes(request: Request) -> Response:
         query = dict(request.query)

@@ -234,7 +234,7 @@ class NodeStore:
             return tx.execute(sa.select(*_PLANNING, *more).order_by(nodes.c.id)).all()
 
     def find_many(self, idents: Sequence[str]) -> Mapping[str, Any]:
-        """Names and uuids -> rows with uuid and shard, of those that there are; one statement."""
+        """Maps names and uuids of existing nodes to rows with uuid and shard. One statement."""
         columns = (nodes.c.uuid, nodes.c.name, nodes.c.shard)
         wanted = list(dict.fromkeys(idents))
         query = sa.select(*columns).where(sa.or_(nodes.c.uuid.in_(wanted), nodes.c.name.in_(wanted)))

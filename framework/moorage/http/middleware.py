@@ -29,7 +29,7 @@ def with_middleware(application: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
 
 
 def check(conf: cfg.ConfigOpts) -> None:
-    """Refuse callers who could not be told apart: the authenticator, and Keystone's filter before it.
+    """Checks that the authenticator, and Keystone's filter before it, can be built from the configuration.
 
     :raises ConfigError: they cannot be used as they are configured.
     """

@@ -64,7 +64,7 @@ class RetryStores:
 class RetryClaimer:
     """A Claimer (see :mod:`moorage.scheduling.interface`) that moves the claim of an instance that is being built.
 
-    :param worker: the operation as it was read; the claim fails with Conflict when anybody took or changed it since.
+    :param worker: the operation as it was read; the claim fails with Conflict when another service has taken or changed it since.
     :param pending: of the instance from now on, without the limits.
     """
 

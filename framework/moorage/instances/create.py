@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a request to an operation: select, claim, instance row and worker row in one transaction, then the message to the agent.
 
-What can be lost on the way is repaired without anybody asking: a request that is repeated (same uuid, same request id) finds its
-claim; an agent that missed the message finds the worker row.
+What is lost on the way is repaired without an operator: a request that is repeated (same uuid, same request id) finds its claim; an
+agent that missed the message finds the worker row.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class StoreClaimer:
                 holder="a later request",
             ) from error
         if host and self.cast is not None:
-            # It may have built it already, and told of it.
+            # The agent may have built it already, and reported it.
             self.cast(host, "look_at_instance", instance_uuid)
 
     def _pending(self, spec: RequestSpec, request_id: str) -> dict[str, Any]:

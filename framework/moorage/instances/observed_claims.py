@@ -17,7 +17,7 @@ Tell = Callable[[ObserverEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class ObservedClaimer:
-    """A Claimer whose claims are told of."""
+    """Wraps a Claimer, and notifies observers of each claim."""
 
     claimer: Claimer
     tell: Tell
@@ -42,7 +42,7 @@ class ObservedClaimer:
             self.tell(ClaimWon(request_id, spec.instance_uuid, result.node_uuid, resources, result.together))
 
     def earlier(self, spec: RequestSpec, request_id: str) -> ClaimResult | None:
-        """As the claimer knows it; it was told of when it was won."""
+        """Returns the earlier claim as the claimer does; observers got their notice when it was won."""
         return self.claimer.earlier(spec, request_id)
 
     def release(self, instance_uuid: str) -> None:
@@ -52,7 +52,7 @@ class ObservedClaimer:
 
 @dataclass(frozen=True, slots=True)
 class ObservedSetClaimer(ObservedClaimer):
-    """A SetClaimer whose claims are told of."""
+    """Wraps a SetClaimer, and notifies observers of each claim."""
 
     claimer: SetClaimer
 

@@ -45,7 +45,7 @@ class ObserverSettings:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Counts the notices for one observer. ``off``: why it receives no more events; empty while it receives them."""
+    """Counts the events for one observer: delivered, dropped, failed. ``off``: why it gets no more; empty while it gets them."""
 
     told: int
     dropped: int

@@ -171,7 +171,7 @@ class Search:
         return "each request group finds a provider of it, but not all of them together"
 
     def _lacking(self, group: RequestGroup) -> str:
-        """What no provider gives to a group, whatever other groups take."""
+        """Returns what no provider gives to a group, even if the other groups take nothing; empty: some provider fits."""
         name = f"request group {group.suffix}: " if group.suffix else ""
         usable = [place for place, each in enumerate(self._providers) if not group.forbidden & each.traits]
         if not usable:
@@ -192,7 +192,7 @@ class Search:
 
     @functools.cached_property
     def _forms(self) -> list[int]:
-        """A number for each provider: equal for those that differ, with all below them, in names and order alone."""
+        """Returns a number per provider. Two are equal if the providers, with all below them, differ in names and order only."""
         query = self._query
         named = frozenset().union(*(each for group in query.groups for each in (*group.required, group.forbidden)))
         below: list[list[int]] = [[] for _ in self._providers]

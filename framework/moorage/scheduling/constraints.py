@@ -71,7 +71,7 @@ def could_fit_when_empty(fleet: Snapshot, spec: RequestSpec) -> bool:
 
 
 def scarce_resources(fleet: Snapshot, spec: RequestSpec, refused: Collection[str]) -> str:
-    """Resource classes of which no node that is available has enough free, or no node has all of them together."""
+    """Names the resource classes that no available node has enough of, alone or together; empty: some node has enough."""
     if not fleet.size:
         return ""
     usable = fleet.available.copy()

@@ -376,7 +376,7 @@ class Pipeline:
         self._in_any_order(run, free)
 
     def _in_any_order(self, run: _Run, filters: Sequence[_Filter]) -> None:
-        """Sets first, the smallest before all; then those that answer for sets, once for each key, and for each node."""
+        """Runs filters in the cheapest order: filters that know their nodes beforehand, then those that answer for sets, for keys, for nodes."""
         plain = [each for each in self._prepare(run, filters) if not self._by_sets(run, each)]
         if len(plain) > 1:
             # Those that are asked once for each key come first.
@@ -406,7 +406,7 @@ class Pipeline:
         return False
 
     def _prepare(self, run: _Run, filters: Sequence[_Filter]) -> list[_Filter]:
-        """Ask all for the sets that they know before anything else; those that must be asked further."""
+        """Asks the filters for the sets that they know beforehand, and returns the filters that must be asked again."""
         asked: list[_Filter] = []
         sets: list[tuple[int, str, Rows]] = []
         for each in filters:
@@ -588,7 +588,7 @@ def of(filters: Sequence[HostFilter], weighers: Sequence[HostWeigher] = ()) -> P
 
 
 def _named_after(plugin: HostFilter | HostWeigher) -> tuple[str, str, str, str]:
-    """(name, group, distribution, who) of what nobody has loaded."""
+    """Returns (name, group, distribution, who) of a plugin object that was not loaded through an entry point."""
     kind = type(plugin)
     return kind.__name__, "of objects", kind.__module__, f"plugin '{kind.__name__}' (of {kind.__module__})"
 

@@ -51,7 +51,7 @@ NO_FIELDS = FieldSet()
 def declared_fields(conf: Any) -> FieldSet:
     """What ``[scheduling] instance_fields`` names and the enabled filters declare.
 
-    A filter that is not installed here (agents need none) is told in the log: its fields must then be named in the option.
+    For a filter that is not installed here (agents need none), a line of the log says that the option must name its fields.
     """
     section = conf.scheduling
     if not section.track_instance_changes:

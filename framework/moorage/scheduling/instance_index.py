@@ -18,7 +18,7 @@ from moorage.scheduling.interface import InstanceRecord
 
 __all__ = ["IndexView", "InstanceIndex", "Overlay", "Places"]
 
-#: Entries of an undo list after which it is looked whether anybody still needs it.
+#: Entries of an undo list after which the index looks whether a reader still needs it.
 _MOST = 20_000
 Here = dict[str, InstanceRecord]
 

@@ -3,7 +3,7 @@
 
 A plugin that raises refuses the request, by an error that names the plugin. A plugin that would have ended the process
 (sys.exit) is remembered like one that hangs. A call that exceeds its deadline counts as hung (:mod:`moorage.hang_detector`): the
-stacks of all threads go to the log, the request gets 503, and the process is told to end, because a thread cannot be stopped. The
+stacks of all threads go to the log, the request gets 503, and the process ends, because a thread cannot be stopped. The
 number of such failures is stored where the next process finds it. A plugin with too many of them is not run at all.
 """
 

@@ -33,7 +33,7 @@ _Shape = tuple[int, int, int]
 _KEPT = 256
 #: Answers about room that are kept between two readings.
 _ROOMS = 64
-#: Levels of a tree that are told apart.
+#: Levels of a tree that are distinguished.
 _DEEPEST = 64
 #: Steps that the searches of one decision share; the least that each of them has; and how many are repeated if no row has passed.
 _STEPS, _LEAST, _AGAIN = 100_000, 200, 4
@@ -613,7 +613,7 @@ class _Fit:
         return apart or not bool((one.may & other.may).any())
 
     def _alike(self, wants: Sequence[_Want], possible: Mask, sure: Mask) -> None:
-        """Equal wants of one class, several of which one provider may give."""
+        """Narrows the rows by equal wants of one class; one provider may serve several of them."""
         ((name, amount),) = wants[0].resources.items()
         table, whole = self._columns.inventories[name], len(wants)
         fitting = np.minimum((table.capacity - self._use(name)) // amount, whole)
@@ -666,7 +666,7 @@ class _Fit:
         for code in self._codes(numbers):
             own = _mixed(own ^ code.astype(np.uint64))
         depth, parent = columns.depths()[numbers], np.searchsorted(numbers, columns.parent[numbers])
-        # Where levels are not told apart, no provider is taken for another one.
+        # Providers below the levels that are distinguished each get a value of their own.
         deep = depth >= _DEEPEST
         own[deep] = numbers[deep]
         below = np.zeros_like(own)

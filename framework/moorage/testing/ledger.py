@@ -123,7 +123,7 @@ class LedgerTests(StoreKit):
         ]
         for change in changes:
             uuid = self.ensured(VCPU=4)
-            # The other one has met it, and others come and go, so that its number may be anybody's.
+            # The other store knows the provider, and others come and go, so that its number may be used again.
             other.release(other.claim(ClaimRequest(new_uuid(), {uuid: {"VCPU": 1}})).consumer)
             self.store.delete_provider(uuid)
             self.ensured(VCPU=4)

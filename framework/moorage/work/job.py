@@ -165,7 +165,7 @@ class Work(abc.ABC, Generic[R]):
 
         The loop has :meth:`take` take those that are left out.
 
-        :param told: of :meth:`told_of`.
+        :param told: what :meth:`told_of` has returned.
         """
         return ()
 
@@ -213,4 +213,4 @@ class Work(abc.ABC, Generic[R]):
         """Tells others what was committed, in the order of the commits."""
 
     def ended(self, job: Job[R]) -> None:
-        """Tidies up after a job, whatever became of it; several threads call it."""
+        """Tidies up after a job, also one that failed; several threads call it."""

@@ -162,7 +162,7 @@ class Statement:
 
 
 _TAKEN = {"token": "token", "owner": "owner", "epoch": "epoch", "expires_at": "lease"}
-#: Take it as its first owner, with the token of its creation, which the taker was told. No counter is raised: whatever ends the
+#: Take it as its first owner, with the token of its creation, which the message had. No counter is raised: each write that ends the
 #: operation or makes another one of it raises the counter and writes another token, and no second owner gets the same token. For
 #: work whose last write shows in the resource: its creation has not written the token there, or the work removes the resource.
 BEGIN = Statement(
@@ -176,11 +176,11 @@ START = Statement("start", Verb.UPDATE, (_UNOWNED,), _TAKEN)
 TAKE_OVER = Statement("take over", Verb.UPDATE, (_ORPHANED,), _TAKEN)
 #: Take it, the first time or over from an owner that is gone. In a transaction that has raised the counter before.
 TAKE = Statement("take", Verb.UPDATE, (_FREE,), _TAKEN)
-#: Take the work away from whoever does it, for another operation; leaves it unowned. The counter was raised before.
+#: Take the work away from its owner, for another operation; leaves it unowned. The counter was raised before.
 FORCE = Statement("force", Verb.UPDATE, (), {"token": "token", "owner": None, "epoch": None, "expires_at": None})
 #: Keep it for another lease.
 RENEW = Statement("renew", Verb.UPDATE, (_MINE,), {"expires_at": "lease"})
-#: Let it go unfinished, for anybody who may take it.
+#: Release it unfinished; any service that may do such work can take it.
 RELEASE = Statement("release", Verb.UPDATE, (_MINE,), {"owner": None, "epoch": None, "expires_at": None})
 #: End it; in the transaction of the work's last, fenced write.
 FINISH = Statement("finish", Verb.DELETE, (_MINE,), {})

@@ -211,7 +211,7 @@ class SqlOperationStore(OperationStore):
         return token
 
     def withdraw(self, tx: sa.Connection, resource_type: str, resource_id: str, token: int) -> None:
-        """Take back what :meth:`create` recorded, in the same transaction: there is nothing left for anybody to do."""
+        """Removes the row that :meth:`create` has written in the same transaction: there is nothing left to do."""
         tx.execute(statements.FINISH, {"of_type": resource_type, "of_resource": resource_id, "to_token": token})
 
     @override
@@ -299,7 +299,7 @@ class SqlOperationStore(OperationStore):
         identity: ServiceIdentity,
         locked: Sequence[Any] = (),
     ) -> Sequence[Any]:
-        """Raise the fences of a set, and then take its rows; those that were taken, as they are now.
+        """Raises the fences of a set, then takes its rows, and returns the rows that were taken, as they are now.
 
         :param key: ``of_type``, ``of_resources`` (in order, so that two who take do not wait for each other), and what else the
             statement's conditions ask for.
@@ -528,7 +528,7 @@ def _key(held: Lease) -> dict[str, object]:
 
 
 def _times(held: Lease) -> dict[str, int]:
-    """When the owner was told, if it was, and when it took the operation: these have no event of their own."""
+    """Returns when the owner got the message, if it did, and when it took the operation: these have no event of their own."""
     return {"began_at": held.taken_at, **({"told_at": held.told_at} if held.told_at else {})}
 
 

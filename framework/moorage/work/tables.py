@@ -27,7 +27,7 @@ workers = sa.Table(
     sa.Column("created_at", Micros, nullable=False),
     #: waiting, working, cleaning, retrying or quarantined: what ``moorage.work.interface.Phase`` names.
     sa.Column("phase", exact(16), nullable=False),
-    #: Who began the work last: that owner's death makes the row an orphan, whoever cleans it since.
+    #: The service that began the work last. Its death makes the row an orphan, even while a cleaner has it.
     sa.Column("worker", Uuid),
     sa.Column("worker_epoch", sa.BigInteger, nullable=False, default=0),
     sa.Column("next_try_at", Micros, nullable=False, default=0),

@@ -660,7 +660,7 @@ class WorkLoop(Generic[R]):
                 self._work.finish(transaction, job, result)
 
     def _conclude(self, jobs: Sequence[Job[R]]) -> None:
-        """Ends the lives of jobs, whatever became of them."""
+        """Ends jobs in this process, those that failed or lost their lease included."""
         if not jobs:
             return
         self._renewer.forget([held for job in jobs for held in job.leases])

@@ -141,7 +141,7 @@ class BlockStorage:
         return row
 
     def delete_volume(self, uuid: str, *, force: bool = False) -> None:
-        """Begin to delete it; ``force``: whatever is being done to it.
+        """Begins to delete it; with ``force`` also while another operation on it is in progress.
 
         :raises InUse: an operation is in progress and ``force`` is not given.
         :raises Conflict: its status, or its snapshots, do not allow it.

@@ -410,7 +410,7 @@ class InstanceWork(Work[Done]):
         return Done(held, None, None, (departed_consumer(uuid),), tell="left")
 
     def _holds(self, held: Lease, instance: Instance) -> Mapping[str, Mapping[str, int]]:
-        """What the instance holds of which providers; empty: all of its node's own one, or the operation does not need it."""
+        """Returns provider -> class -> units that the instance holds; empty: all of the node's own provider, or not needed."""
         found: Mapping[str, Mapping[str, int]] | None = instance.pending.get("holds")
         if found is None and held.operation == "rebuild":
             found = holds_of(self._tools.store, instance.uuid)
@@ -544,7 +544,7 @@ class InstanceWork(Work[Done]):
     def after_commit(self, written: Batch) -> None:
         """Tells observers, every scheduler, and the host that an instance has left."""
         for job, done in written:
-            # Observers know no event of power; the journal records it, and they are told of what failed.
+            # Observers have no event for power operations. The journal records these; observers get those that failed.
             silent = done.goes_on or (done.held.operation in POWER and done.changes and not done.changes["fault"])
             if done.held.resource_type == TYPE and not silent:
                 with acting_for(job.context):

@@ -8,7 +8,7 @@ actual state ``unknown``: only a fence of the host or its agent's return can tel
 stopped or begun to start (:mod:`moorage.instances.moves`). One whose destination died before the move was committed stays active
 where it was, and what was done in place counts as not done: all with a fault's text. What a resize keeps for its revert stays kept,
 and the instance is ``resized`` again. What really runs on the dead host is
-destroyed by its agent, should it ever start. Schedulers read the instances of a silent host again; observers are told of each.
+destroyed by its agent, should it ever start. Schedulers read the instances of a silent host again; observers get an event for each.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _nodes(uuid: str) -> tuple[str, ...]:
 
 
 def _event(held: Lease, row: Any) -> ObserverEvent:
-    """What observers are told of an instance that was cleaned."""
+    """Returns the event that observers get for an instance that was cleaned."""
     if held.status == "deleting":
         return InstanceDeleted(held.resource_id, row.host)
     host = acting_host(held.operation, row.host, row.pending or {})

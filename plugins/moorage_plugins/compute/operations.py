@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each operation does on the hypervisor, and what the store, the claims and the schedulers are told afterwards.
+"""Does operations on the hypervisor, and says what is to be written and reported to schedulers afterwards.
 
 An operation that fails leaves the instance as it was, with the fault's text. Where it ended the workload that it should have
 replaced, the instance gets the state that the driver sees. A build that fails is tried on other nodes
@@ -61,12 +61,12 @@ _NOWHERE = {"host": "", "node": "", "node_uuid": "", "actual_state": "unknown", 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An operation whose effect on the hypervisor is there: what shall be written and told now.
+    """Holds what is to be written and reported of an operation that is done on the hypervisor.
 
     :param changes: fields of the instance; None: its row shall go (or is gone).
     :param releases: consumers whose claims go.
     :param holds: what the instance holds from now on in place of what it held, provider -> class -> units; None: the same.
-    :param tell: method of the reporter, by which schedulers are told; empty: they are not.
+    :param tell: method of the reporter that sends the message to schedulers; empty: they get none.
     :param left: the host that has to let go of the instance. What the instance held there stays held until then; without ``holds``,
         what a move held on its destination.
     :param keeps: ``left`` has to let go only when the resize is confirmed.
@@ -502,7 +502,7 @@ OPERATIONS: Mapping[str, Callable[[Held], Done]] = {
 
 
 def event_of(done: Done, host: str) -> ObserverEvent:
-    """What observers are told of an operation that was written."""
+    """Returns the event that observers get for an operation that was written."""
     uuid, instance, changes = done.held.resource_id, done.instance, done.changes
     if instance is None or changes is None:
         return InstanceDeleted(uuid, host)

@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 
 
 class UnknownWorkloads:
-    """The workloads of one host of which the store says that they are not there. Used by one thread at a time."""
+    """Ends workloads of one host that the store does not place there. Used by one thread at a time."""
 
     def __init__(self, tools: AgentTools, driver: ComputeDriver) -> None:
         self._tools = tools

@@ -21,8 +21,8 @@ __all__ = ["LocalEngine"]
 
 _CLOCK = SystemClock()
 
-#: Runs $2... when it is told to, and leaves the exit code in $1. Whoever starts it first writes down who it is; should that one die
-#: before, nothing runs.
+#: Runs $2... when it reads "go", and leaves the exit code in $1. Its parent first writes down its id. If the parent dies before,
+#: nothing runs.
 _WRAPPER = 'read -r go && [ "$go" = go ] || exit; e=$1; shift; "$@" </dev/null; echo $? > "$e.new" && mv "$e.new" "$e"'
 #: The files of a job: who runs it, that it shall not run, its exit code.
 #: Seconds that killed processes are waited for at most, and between two looks.

@@ -116,7 +116,7 @@ class DataStore:
         return uuid
 
     def delete_cluster(self, uuid: str) -> Cluster:
-        """Have its agent terminate it, whatever is being done to it; it is returned as it is now.
+        """Has its agent terminate it, also while another operation is in progress, and returns it as it is now.
 
         :raises NotFound: there is none. :raises Conflict: it has changed in this moment.
         """

@@ -54,7 +54,7 @@ class _Task(PeriodicTask):
         self.store = DataStore(tools.database, tools.workers)
 
     def ask(self, cluster: str, method: str, args: dict[str, object]) -> bool:
-        """Send the agent of a cluster a message; False when there is nobody, or it was lost: the next tick asks again."""
+        """Sends the agent of a cluster a message. Returns False if there is no agent or it was lost: the next tick asks again."""
         found = self.store.cluster(cluster)
         if found is None:
             return False

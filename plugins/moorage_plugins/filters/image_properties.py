@@ -36,7 +36,7 @@ class _Wanted:
 
     @property
     def reads(self) -> list[str]:
-        """The properties of a node that count for it; those that need not be looked at have many values."""
+        """Returns the properties of a node to look at. The others are left out, because they have many values."""
         optional = (("hypervisor_version", self.versions), ("cpu_info", self.bits))
         return ["supported_instances", *(name for name, asked in optional if asked)]
 

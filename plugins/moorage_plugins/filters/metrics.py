@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only nodes of which the metrics are known that the metrics weigher needs."""
+"""Passes nodes whose metrics that the metrics weigher needs are all known."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ _SMALLEST = {"total": 0, "reserved": 0, "min_unit": 1, "max_unit": 1, "step_size
 def refusal(
     provider: str, name: str, amount: int, item: InventoryItem | None, used: int, rule: str, *, lowers: bool = False
 ) -> errors.Conflict | None:
-    """Why ``amount`` more of a class does not fit on a provider of which ``used`` are taken; None when it does.
+    """Returns why ``amount`` more of a class does not fit beside the ``used`` on a provider; None: it fits.
 
     :param item: the provider's inventory of the class; None when it has none.
     :param rule: ``seed`` or ``modulo``, see ``[allocation] step_size_rule``.
@@ -196,7 +196,10 @@ def check_amounts(resources: Mapping[str, Mapping[str, int]]) -> None:
 
 
 def check_classes(wanted: Mapping[str, int]) -> None:
-    """:raises InvalidInput: more resource classes are asked for together than anybody can mean."""
+    """Refuses a request for too many resource classes.
+
+    :raises InvalidInput: there are more than ``MOST_CLASSES``.
+    """
     if len(wanted) > MOST_CLASSES:
         raise errors.InvalidInput(
             f"{len(wanted)} resource classes are asked for together; {MOST_CLASSES} are allowed.", path="resources"
@@ -374,7 +377,7 @@ def candidate_limit(query: CandidateQuery, most: int) -> int:
     """Returns how many candidates a query is answered with.
 
     :param most: ``[allocation] max_candidates``.
-    :raises InvalidInput: it has more groups than anybody can mean.
+    :raises InvalidInput: it has more than ``_MOST_GROUPS`` groups.
     """
     if len(query.groups) > _MOST_GROUPS:
         raise errors.InvalidInput(

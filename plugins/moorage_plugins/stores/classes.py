@@ -70,7 +70,7 @@ class ResourceClasses:
         return found
 
     def names(self, tx: sa.Connection, numbers: Iterable[int]) -> Mapping[int, str]:
-        """Names by number, as of now, whatever ``tx`` did before; one statement when one of them is custom."""
+        """Returns names by number, as the database has them now. One statement if one of them is custom."""
         if all(number in _STANDARD_NAMES for number in numbers):
             return _STANDARD_NAMES
         return dict(_STANDARD_NAMES) | {row.id: str(row.name) for row in tx.execute(_NAMED)}

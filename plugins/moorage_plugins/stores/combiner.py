@@ -126,7 +126,7 @@ class Combiner:
         return [each.outcome or each.error or AssertionError("a claim that was not decided") for each in members]
 
     def _make(self, batch: Sequence[Member]) -> None:
-        """Make the claims of a batch; those that fail together for an unknown reason in halves."""
+        """Makes the claims of a batch; a batch that fails for an unknown reason is made in halves."""
         if len(batch) == 1:
             self._make_one(batch[0])
             return
@@ -174,7 +174,7 @@ class Combiner:
         if error.is_outcome_unknown:
             try:
                 self._look_up(left)
-            except Exception as failure:  # noqa: BLE001  (the outcome stays unknown, which is what the callers are told)
+            except Exception as failure:  # noqa: BLE001  (the outcome stays unknown, and the callers' error says so)
                 LOG.warning(
                     "%d claims could not be looked up after a commit of unknown outcome: %s", len(left), failure
                 )

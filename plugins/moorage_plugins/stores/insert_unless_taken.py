@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thing that several statements of the sql store need: an insert that somebody else may have won."""
+"""Inserts a row unless another transaction has inserted it; several statements of the sql store need this."""
 
 from __future__ import annotations
 

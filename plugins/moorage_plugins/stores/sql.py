@@ -105,7 +105,7 @@ class SqlStore(SqlCatalogue, SqlNames, SqlClaimSets, SqlPools, SqlTrees, SqlQuot
     def delete_provider(self, uuid: str, transaction: Any | None = None) -> bool:
         def work(tx: sa.Connection) -> bool:
             number = tx.execute(statements.PROVIDER_ID, {"of_uuid": uuid}).scalar_one_or_none()
-            # The turn first: whoever claims waits until this has ended, and then finds no provider.
+            # The row's lock first: a claim waits until this transaction has ended, and then finds no provider.
             if (
                 number is None
                 or tx.execute(statements.BUMP_GENERATION, {"of_provider": number, "of_uuid": uuid}).rowcount != 1

@@ -8,7 +8,7 @@ but what a consumer holds, and that is read behind its row. So no isolation leve
 something was not taken, the transaction is rolled back and the reason is read afterwards.
 
 The consumer's row comes first because it is what a repetition of the same request meets: the repetition waits there, before it
-takes any room or holds up anybody at a provider, and then learns that it is one.
+takes any room or locks a provider, and then finds the first claim.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class SqlAllocationLedger(SqlHoldings):
         return outcomes
 
     def _enter(self, tx: sa.Connection, change: AllocationChange, how: _Try, counted: dict[str, Any]) -> bool:
-        """Write the consumer's row, so that nobody else changes what it holds; whether there was one.
+        """Writes the consumer's row, so that no other transaction changes what it holds. Returns whether the row existed.
 
         :param counted: gets the row as it was if the limits of its project count the consumer.
         :raises GenerationConflict: it is not the expected one.
@@ -307,7 +307,7 @@ class SqlAllocationLedger(SqlHoldings):
         return allocations, limited
 
     def _limits(self, tx: sa.Connection, changes: Sequence[AllocationChange]) -> tuple[str, set[str]]:
-        """Of the projects that take something: the one for which the first turn asks (empty: none), and those that have limits.
+        """Returns the project whose limits the first turn reads (empty: none), and the projects that are known to have limits.
 
         What is remembered is read here, once in a transaction: another thread may change it at any time. Of several projects that
         are not known to have limits a statement asks. They are rare: changes of several consumers, and claims made together.
@@ -388,7 +388,7 @@ class SqlAllocationLedger(SqlHoldings):
         return plans, rows
 
     def _reshape(self, tx: sa.Connection, number: int, change: InventoryChange, *, keep: bool) -> set[int]:
-        """Bring the inventories to their new state, at first with those that shall vanish still there."""
+        """Brings the inventories to their new state. With ``keep``, present inventories that the change leaves out stay."""
         present = self._inventory_rows(tx, [number]).get(number, [])
         wanted = {item.resource_class: item for item in change.items}
         if keep:

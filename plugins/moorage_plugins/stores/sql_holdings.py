@@ -165,7 +165,7 @@ class SqlHoldings(SqlPart, AllocationLedger):
         return set(providers.values())
 
     def _give_back(self, tx: sa.Connection, consumer: str, row: Any = None) -> set[str]:
-        """Give back all that a consumer holds; the providers of which it held anything.
+        """Gives back all that a consumer holds, and returns the uuids of the providers that it held something of.
 
         :param row: of the consumer before it was deleted.
         """

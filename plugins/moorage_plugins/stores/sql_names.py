@@ -2,7 +2,7 @@
 """The part of the sql store that keeps the names of resource classes and traits.
 
 Who gives a provider a custom class or trait, or a project a limit of the class, writes that name's row, and who deletes the name
-writes it first too: so they take turns, and the look whether anybody has it counts.
+writes it first too: so they take turns: no use of a name begins while it is deleted.
 """
 
 from __future__ import annotations

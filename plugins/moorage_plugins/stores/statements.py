@@ -248,8 +248,8 @@ HELD_OF = (
 )
 COUNT_HELD = sa.select(sa.func.count()).where(allocations.c.resource_provider_id == _OF_PROVIDER)
 
-#: Allocations in the order of the unique index on these three columns. MariaDB would rather begin with the providers, and then
-#: sort all allocations for every page; it is told not to.
+#: Allocations in the order of the unique index on these three columns. By itself MariaDB begins with the providers and
+#: sorts all allocations for every page; STRAIGHT_JOIN forbids that.
 PAGE = (
     sa.select(
         allocations.c.consumer_id,

@@ -21,7 +21,7 @@ PARAMS = ("max_per_shard", "weight")
 
 
 class BalancedStrategy(ShardStrategy, NodePlacer):
-    """Sticky: a node moves only when its shard has too many, or is none of those that shall be.
+    """Keeps nodes in their shards: a node moves only if its shard has too many, or is not one of the wanted shards.
 
     By number of nodes the shards differ by one node at most (as far as locked nodes let them), with the fewest moves there can be.
     Parameters: ``weight``, the path of a number that counts instead of 1 for each node (``properties.ports``; nodes without it

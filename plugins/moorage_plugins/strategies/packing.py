@@ -25,7 +25,7 @@ class Item(NamedTuple):
 
 
 def level_items(items: Sequence[Item], loads: Mapping[str, float]) -> dict[str, str]:
-    """Key -> shard of the items that move; those that stay are left out.
+    """Returns key -> shard of the items that move.
 
     :param loads: what lies in each shard and cannot be moved; its keys are the shards.
     """

@@ -134,7 +134,7 @@ def _choices(task: Task, shares: Floats) -> Iterator[tuple[int | npt.NDArray[np.
 
 
 def _large_enough(task: Task, shares: Floats) -> Mask:
-    """Devices of which the task could have its share. A share of nothing is none."""
+    """Returns the devices that could give the task its share. A share of zero fits none."""
     return (shares >= task.share) & (shares > 0)
 
 

@@ -75,8 +75,8 @@ class Audit(base.ApiLister):
 class Trace(base.ApiLister):
     """Trace one request, or one instance, step by step with times.
 
-    Received by the API, decided by a scheduler, claimed, told to an agent, begun and finished by the agent. The times are the
-    database's; only "received" is by the clock of the API's host, and "told" by that of the agent's host.
+    The steps: the API receives the request, a scheduler decides and claims, an agent gets the message ("told"), begins and
+    finishes. The times are the database's; only "received" is by the clock of the API's host, and "told" by that of the agent's.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -85,7 +85,7 @@ class Listing:
             found = found.where(self._beyond(ident, after))
         step = sa.desc if self.descending else sa.asc
         if self.order is not None:
-            # NULL comes first on some databases and last on others, unless it is told.
+            # NULL comes first on some databases and last on others, unless the statement orders it.
             found = found.order_by(step(_is_set(self.order)), step(self.order))
         return found.order_by(step(ident)).limit(self.limit)
 
@@ -185,7 +185,7 @@ def texts(values: Sequence[str]) -> list[str]:
 
 
 def shard_filters(since: Version) -> Mapping[str, Filter]:
-    """``shard`` and ``sharded``, of nodes and of whatever is joined with them."""
+    """Returns the filters ``shard`` and ``sharded``, for nodes and for tables that are joined with them."""
     return {"shard": Filter(since, _of_shards), "sharded": Filter(since, _is_sharded)}
 
 

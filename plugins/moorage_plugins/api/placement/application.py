@@ -92,7 +92,7 @@ class PlacementApplication(Application):
 
     @override
     def wrong_body(self, request: Request, error: errors.InvalidInput) -> errors.MoorageError:
-        # Whoever writes a wrong body to a provider that does not exist is told of the provider.
+        # A wrong body for a provider that does not exist: the error names the missing provider, not the body.
         uuid = request.path_params.get("uuid")
         if uuid is not None:
             try:

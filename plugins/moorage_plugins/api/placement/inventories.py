@@ -45,7 +45,7 @@ def item(resource_class: str, given: Mapping[str, Any]) -> InventoryItem:
 
 
 def check_capacity(version: Version, provider: str, items: Iterable[InventoryItem]) -> None:
-    """Refuse inventories of which nothing could be used; from 1.26 on only those of less than nothing.
+    """Refuses inventories whose capacity is not positive; from 1.26 on only those whose capacity is negative.
 
     :raises InvalidInput: names the class.
     """

@@ -376,7 +376,7 @@ class Pipeline:
         self._in_any_order(run, free)
 
     def _in_any_order(self, run: _Run, filters: Sequence[_Filter]) -> None:
-        """Runs filters in the cheapest order: filters that know their nodes beforehand, then those that answer for sets, for keys, for nodes."""
+        """Runs filters, cheap ones first: those that know their nodes beforehand, then by sets, by keys and by nodes."""
         plain = [each for each in self._prepare(run, filters) if not self._by_sets(run, each)]
         if len(plain) > 1:
             # Those that are asked once for each key come first.

@@ -213,7 +213,7 @@ class StayingTests(_Hub):
             self.clock.advance(scheduler_client._STAY)
         self.assertEqual({"one", "other"}, seen)
 
-    def test_once_a_second_it_is_looked_which_schedulers_there_are(self) -> None:
+    def test_schedulers_are_looked_up_once_a_second(self) -> None:
         names = ["one", "other"]
         with mock.patch.object(MemoryTransport, "listeners", return_value=names) as listeners:
             for _ in range(4):

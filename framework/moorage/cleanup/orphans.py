@@ -158,7 +158,7 @@ class Claimed:
 
 
 class CleanLease(OperationLease):
-    """Represents a cleaner's lease. It names the owner before, and the history records how it ends."""
+    """Represents a cleaner's lease. It has the owner whose work is cleaned; the history records how it ends."""
 
     __slots__ = ("_orphans", "began", "worker", "worker_epoch")
 

@@ -215,7 +215,7 @@ def one(data: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
 
 
 def time_text(micros: int | None) -> str:
-    """Formats a time for people, in UTC; empty if there is none.
+    """Formats a time in UTC as text; empty for no time.
 
     :param micros: microseconds since the Unix epoch, as the API has all times; 0 is none too.
     """

@@ -58,7 +58,7 @@ class Departures:
     registry: ServiceRegistry
 
     def of_node(self, node_uuid: str) -> HostDepartures:
-        """Returns the departures from a node, without departures from other nodes of its host."""
+        """Returns the departures of a node's host, except departures that hold resources of another node of this host."""
         with self.database.read() as tx:
             host = tx.execute(_HOST_OF, {"of_node": node_uuid}).scalar() or ""
             found = sorted(tx.execute(_OF_HOST, {"of_host": host}).scalars()) if host else []

@@ -171,7 +171,7 @@ class Search:
         return "each request group finds a provider of it, but not all of them together"
 
     def _lacking(self, group: RequestGroup) -> str:
-        """Returns what no provider gives to a group, even if the other groups take nothing; empty: some provider fits."""
+        """Returns why no provider fits a group, even if the other groups take nothing; empty: some provider fits."""
         name = f"request group {group.suffix}: " if group.suffix else ""
         usable = [place for place, each in enumerate(self._providers) if not group.forbidden & each.traits]
         if not usable:
@@ -271,7 +271,11 @@ class Search:
         return _Part(group, resources, options, like, sum(1 << place for place in options), below)
 
     def _components(self, contents: Mapping[str, str]) -> list[tuple[list[tuple[RequestGroup, list[int]]], str]]:
-        """Returns the groups that subtrees connect, scarce ones first, each with a key that interchangeable components share."""
+        """Divides the request groups into components, the one with the fewest providers first.
+
+        Groups belong to one component if ``same_subtree`` connects them. Each group comes with the indexes of the providers that
+        fulfil it, and each component with a signature: components with equal signatures may exchange their providers.
+        """
         query = self._query
         sets = {group.suffix: {group.suffix} for group in query.groups if group.suffix}
         for each in query.same_subtree:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes nodes whose metrics that the metrics weigher needs are all known."""
+"""Filters out nodes that lack a metric which the metrics weigher needs."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def add_provider(tx: sa.Connection, classes: ResourceClasses, provider: Resource
 
 
 def join_tree(tx: sa.Connection, parent: str) -> str:
-    """Returns the root of the parent's tree, and locks the tree and the parent's place in it until ``tx`` ends.
+    """Locks a tree for a new child: the rows of its root and of the parent, until ``tx`` ends. Returns the root's uuid.
 
     :raises InvalidInput: there is no such parent.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of the sql store that keeps the names of resource classes and traits.
 
-Who gives a provider a custom class or trait, or a project a limit of the class, writes that name's row, and who deletes the name
-writes it first too: so they take turns: no use of a name begins while it is deleted.
+A transaction that gives a provider a custom class or trait, or a project a limit of the class, writes that name's row, and one that
+deletes the name writes it first too. So they take turns: no use of a name begins while it is deleted.
 """
 
 from __future__ import annotations

@@ -59,7 +59,10 @@ class _Pool:
         self._lock = threads_module.lock()
 
     def take(self, path: str) -> Link | None:
-        """Returns the connection that was used last; None: there is none. If its peer has closed it, the first sending fails."""
+        """Removes the connection that was used last, and returns it; None: there is none.
+
+        The peer may have closed it meanwhile. Sending over it raises an error then.
+        """
         with self._lock:
             links = self._idle.get(path)
             return links.pop() if links else None

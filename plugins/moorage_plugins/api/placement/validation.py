@@ -28,7 +28,7 @@ def is_uuid(value: object) -> bool:
 
 
 def canonical_uuid(value: str) -> str:
-    """Returns a uuid (see :func:`is_uuid`) in its stored form: lower case, with hyphens."""
+    """Converts a uuid in any form that :func:`is_uuid` accepts to lower case with hyphens, as it is stored."""
     digits = re.sub(r"[^0-9a-f]", "", value.lower().removeprefix("urn:").removeprefix("uuid:"))
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 

@@ -519,7 +519,7 @@ class GuardedDriver(ComputeDriver):
                 yield uuid, token
 
     def _tidy(self, uuid: str, up_to_token: int) -> None:
-        """Removes what killed calls left in the middle of a rename, and the instance's folder if it is empty then."""
+        """Removes the files of renames that were interrupted, and then the instance's folder if it is empty."""
         folder = self._folder / uuid
         with contextlib.suppress(NotADirectoryError, FileNotFoundError):
             for name in os.listdir(folder):

@@ -246,7 +246,7 @@ class RedfishDriver(ComputeDriver):
             self._records.write(node, dataclasses.replace(building, power=Power.ON))
 
     def _end_elsewhere(self, uuid: str, token: int, node: str) -> Mapping[str, Record]:
-        """Turns off the other machines that the instance has under older tokens; returns node -> record of those that ran."""
+        """Turns off other machines of the instance with older tokens. Returns node -> record for each one that was on."""
         ended = {}
         for other, record in self._records.of(uuid).items():
             if other == node or record.token >= token:

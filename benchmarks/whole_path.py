@@ -199,18 +199,20 @@ def settled(plane: Plane, phase: str) -> None:
 
 
 def run(senders: Sequence[Sender], work: Callable[[Sender, str], object], items: Sequence[str]) -> list[float]:
-    """Each sender has a thread that works on every so-manieth item; the seconds that each item took."""
+    """Each sender has a thread, which works on the next item as soon as it has ended one; the seconds that each item took."""
+    left = iter(items)
 
-    def several(place: int) -> list[float]:
+    def several(sender: Sender) -> list[float]:
         taken = []
-        for item in items[place :: len(senders)]:
+        # The iterator of a sequence gives each item to one thread.
+        for item in left:
             began = time.monotonic()
-            work(senders[place], item)
+            work(sender, item)
             taken.append(time.monotonic() - began)
         return taken
 
     with futures.ThreadPoolExecutor(len(senders)) as pool:
-        return [each for some in pool.map(several, range(len(senders))) for each in some]
+        return [each for some in pool.map(several, senders) for each in some]
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:

@@ -28,6 +28,9 @@ _TOGETHER = 0.005
 #: two transactions, however many builds it has. A create takes a tenth less processor time at full load, and clients are answered
 #: faster below it.
 _PAUSE, _LONGEST_PAUSE = 0.01, 0.1
+#: Parts of the pause, each after the messages to as large a part of the agents. Agents that begin their builds at the same moment
+#: would take the processors and the database from the requests of that moment.
+_PARTS = 4
 #: Claims in one message at most.
 _AT_ONCE = 500
 #: Placements in the queue at most. While an agent hangs, messages to the others wait. The sweeps of agents find the operations of
@@ -66,21 +69,28 @@ class PlacementNotices:
         self._send()
 
     def _send_and_rest(self) -> None:
-        self._platform.clock.sleep(min(_LONGEST_PAUSE, self._send() * _PAUSE))
+        self._send(min(_LONGEST_PAUSE, len(self._waiting) * _PAUSE))
 
-    def _send(self) -> int:
-        """Sends what is queued now, and returns how many placements that were. Later ones wait for the next call."""
+    def _send(self, pause: float = 0.0) -> None:
+        """Sends what is queued now, and rests. Later placements wait for the next call.
+
+        :param pause: seconds of rest in all, which follow the messages to each part of the agents in equal parts.
+        """
         number = len(self._waiting)
-        for first in range(0, number, _AT_ONCE):
+        rounds = range(0, number, _AT_ONCE)
+        for first in rounds:
             placed = [self._waiting.popleft() for _ in range(min(number - first, _AT_ONCE))]
-            builds = collections.defaultdict(list)
-            for each in placed:
-                builds[each.record.host].append((each.record.uuid, each.token, each.shown))
-            self._agents.build_many(builds)
             claimed = [record_to_json(each.record) for each in placed if not each.repeated]
             if claimed and self._to_schedulers:
                 self._send_claims(claimed)
-        return number
+            builds = collections.defaultdict(list)
+            for each in placed:
+                builds[each.record.host].append((each.record.uuid, each.token, each.shown))
+            hosts = sorted(builds)
+            parts = min(_PARTS, len(hosts))
+            for part in range(parts):
+                self._agents.build_many({host: builds[host] for host in hosts[part::parts]})
+                self._platform.clock.sleep(pause / len(rounds) / parts)
 
     def _send_claims(self, claimed: Sequence[Mapping[str, Any]]) -> None:
         try:

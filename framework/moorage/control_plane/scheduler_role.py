@@ -81,7 +81,9 @@ class SchedulerRole:
         observer = LivenessObserver(platform.clock, conf.services.service_down_time)
         aggregates = AggregateStore(platform.database)
         availability = Availability(platform.database, conf.services.service_down_time)
-        source = StoreFleet(NodeStore(platform.database), store, availability, aggregates)
+        source = StoreFleet(
+            NodeStore(platform.database), store, availability, aggregates, lambda: self._scheduler.rest()
+        )
         view = FleetView(tracked=section.track_instance_changes, step_rule=conf.allocation.step_size_rule)
         epochs = ConfirmedEpochs(platform.registry.epochs, platform.clock)
         reservations = Reservations()
@@ -181,7 +183,12 @@ class SchedulerRole:
 
         self._looks["states of agents and nodes"] = _STATES, read_states
         self._periodic.append(
-            PeriodicLoop(platform, "refresh of the fleet", self._scheduler.refresh, section.refresh_interval)
+            PeriodicLoop(
+                platform,
+                "refresh of the fleet",
+                functools.partial(self._scheduler.refresh, gently=True),
+                section.refresh_interval,
+            )
         )
         # Schedulers that were started together look at different moments, so that one of them finds a build first.
         first = randomness.generator().uniform(0, _STATES)
@@ -218,9 +225,9 @@ class SchedulerRole:
         self._cleanup.stop()
         self._notices.stop()
         self._look.stop()
+        self._scheduler.stop()
         for each in self._periodic:
             each.stop()
-        self._scheduler.stop()
         # What was recorded until now need not wait for another scheduler.
         run_logged(_NUMBERING, self._sequencer.number)
         self._policy.guard.close()

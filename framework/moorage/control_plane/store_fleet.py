@@ -7,7 +7,7 @@ nodes again, since they may concern any node: of an aggregate, of a pool, and of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from moorage.allocation.interface import AllocationStore, ChangeSource, TreeSource
@@ -21,7 +21,8 @@ from moorage.scheduling.interface import Aggregate, ExcludedTargets, FleetChange
 
 __all__ = ["StoreFleet"]
 
-_PAGE = 1000
+#: Nodes that are read together.
+_PAGE = 250
 #: More nodes than this are read by their uuids only if they are less than nine tenths of the fleet.
 _FEW = 1000
 #: Mappings that are shared at most.
@@ -32,6 +33,7 @@ class StoreFleet:
     """Reads the fleet from the stores. For one thread at a time.
 
     :param nodes: the nodes; ``store`` their providers.
+    :param between_pages: called between two pages of nodes, in the thread that reads; it may wait.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class StoreFleet:
         store: AllocationStore,
         availability: Availability,
         aggregates: AggregateStore,
+        between_pages: Callable[[], object] = lambda: None,
     ) -> None:
         self._aggregates = aggregates
+        self._between_pages = between_pages
         self._nodes = nodes
         self._store = store
         self._availability = availability
@@ -86,6 +90,7 @@ class StoreFleet:
                 self._complete = True
                 return
             after = page[-1].uuid
+            self._between_pages()
 
     def changes(self, *, compare: bool = False) -> FleetChanges | None:
         """Reads what changed since the last reading; None when all nodes must be read.
@@ -139,6 +144,8 @@ class StoreFleet:
         """Reads single nodes."""
         found: list[NodeState] = []
         for first in range(0, len(uuids), _PAGE):
+            if first:
+                self._between_pages()
             page = self._nodes.for_scheduling(uuids=uuids[first : first + _PAGE])
             enlisted = self._availability.enlisted({row.host for row in page if row.host is not None})
             found += self._states(page, enlisted)

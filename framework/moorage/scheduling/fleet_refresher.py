@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 from oslo_log import log as logging
 
@@ -35,6 +36,11 @@ _QUIET, _GATHERED = 0.25, 2.0
 _REST = 9
 #: The longest rest, in seconds: one slow reading, of a store that was away, must not make the view old for minutes.
 _LONGEST_REST = 30.0
+#: A gentle reading rests after each page for so many times the seconds that the page took, and so many seconds at most. A scheduler
+#: that is half busy with requests would not keep up with them while it reads a large fleet without rests.
+_PAGE_REST, _LONGEST_PAGE_REST = 3, 0.5
+#: Seconds after which a thread that waits for a gentle reading ends its rests.
+_HURRY = 0.02
 
 
 class FleetRefresher:
@@ -57,6 +63,9 @@ class FleetRefresher:
         self._clock = clock
         self._recount = recount
         self._refreshing = threads.lock()
+        #: The present reading is gentle, its last page began at this time, and a thread waits for it.
+        self._gentle, self._page_began = False, -1e9
+        self._hurried = threads.event()
         self._refreshed_at = self._recounted_at = -1e9
         #: The last host that was recounted.
         self._recounted_to = ""
@@ -114,23 +123,46 @@ class FleetRefresher:
         """A claim was refused for the state of an agent or a node: read the states before nodes are ranked again."""
         self._states_outdated = True
 
-    def refresh(self, *, older_than: float = 0.0) -> bool:
-        """Read the nodes again, unless that was done within ``older_than`` seconds; True when it was done now."""
-        return self._refresh(older_than) is not None
+    def refresh(self, *, older_than: float = 0.0, gently: bool = False) -> bool:
+        """Read the nodes again, unless that was done within ``older_than`` seconds; True when it was done now.
+
+        :param gently: rest between pages, as long as no other thread waits for the reading.
+        """
+        return self._refresh(older_than, gently=gently) is not None
+
+    def rest(self) -> None:
+        """Waits between two pages, if the reading is gentle. The source calls this in the thread that reads."""
+        if self._gentle:
+            took = self._clock.monotonic() - self._page_began
+            self._clock.wait(self._hurried, min(_PAGE_REST * took, _LONGEST_PAGE_REST))
+            self._page_began = self._clock.monotonic()
 
     def _refresh_for_request(self, older_than: float, *, recount: bool = False) -> None:
         took = self._refresh(older_than, recount=recount)
         if took is not None:
             self._reading_took = took
 
-    def _refresh(self, older_than: float, *, recount: bool = False) -> float | None:
+    @contextlib.contextmanager
+    def _alone(self, gently: bool) -> Iterator[None]:
+        """Lets one thread read at a time. A thread that waits ends the rests of the reading that it waits for."""
+        while not self._refreshing.acquire(timeout=_HURRY):
+            self._hurried.set()
+        try:
+            self._hurried.clear()
+            self._gentle, self._page_began = gently and not self._stopping.is_set(), self._clock.monotonic()
+            yield
+        finally:
+            self._gentle = False
+            self._refreshing.release()
+
+    def _refresh(self, older_than: float, *, recount: bool = False, gently: bool = False) -> float | None:
         """Read the nodes again, unless that was done lately; how many seconds it took, None when it was not done.
 
         :param recount: also read the instances of hosts that use less by the store than by the instances of the view: the message
             that some are gone was lost, or is on its way.
         """
         asked_at = self._clock.monotonic()
-        with self._refreshing:
+        with self._alone(gently):
             last = self._recounted_at if recount else self._refreshed_at
             if last > asked_at - older_than or last > asked_at:
                 return None
@@ -184,9 +216,10 @@ class FleetRefresher:
                 self._catching_up = threads.try_start(self._catch_up, name="reading of the fleet")
 
     def stop(self) -> None:
-        """Ends the thread that reads changed nodes, and waits for the reading that is in progress."""
+        """Ends the thread that reads changed nodes, and waits for the reading that is in progress. No reading rests any more."""
         with self._changing:
             self._stopping.set()
+            self._hurried.set()
             thread = self._catching_up
         if thread is not None:
             thread.join()

@@ -118,9 +118,13 @@ class Scheduler:
         self._bulk = BulkPlacer(claimer, self._reserver, place_set, self._place)
         self._decisions = Decisions(decisions)
 
-    def refresh(self, *, older_than: float = 0.0) -> bool:
+    def refresh(self, *, older_than: float = 0.0, gently: bool = False) -> bool:
         """Reads the nodes into the view; see :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.refresh`."""
-        return self._freshness.refresh(older_than=older_than)
+        return self._freshness.refresh(older_than=older_than, gently=gently)
+
+    def rest(self) -> None:
+        """Waits between two pages of a gentle reading; see :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.rest`."""
+        self._freshness.rest()
 
     def changed(self) -> None:
         """Has the nodes read soon, because some were changed.

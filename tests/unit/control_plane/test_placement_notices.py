@@ -6,8 +6,10 @@ from __future__ import annotations
 import threading
 import types
 import unittest
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 from moorage import errors
 from moorage.clock import SystemClock
@@ -63,7 +65,7 @@ class PlacementNoticesTests(unittest.TestCase):
     def test_what_is_placed_at_once_is_told_in_one_message_to_each_agent(self) -> None:
         notices = self.notices()
         notices.add([selection(1, "a"), selection(2, "b"), selection(3, "a", repeated=True)])
-        wait_until(lambda: self.claims, "schedulers are told")
+        self.await_told(2)
         self.assertEqual(
             [("a", [("i1", 1, {"name": "1"}), ("i3", 3, {"name": "3"})]), ("b", [("i2", 2, {"name": "2"})])],
             self.agents.told,
@@ -78,6 +80,26 @@ class PlacementNoticesTests(unittest.TestCase):
             notices.add([selection(each, "a") for each in range(number)])
             wait_until(lambda: len(clock.slept) == 2, "the thread has rested")
             self.assertEqual([notifications._TOGETHER, pause], clock.slept)
+
+    def test_agents_get_their_messages_one_part_after_the_other(self) -> None:
+        self.clock = clock = ManualClock()
+        at = dict[str, float]()
+        build_many = self.agents.build_many
+
+        def build_then(builds: Mapping[str, Sequence[Any]]) -> None:
+            at.update(dict.fromkeys(builds, sum(clock.slept)))
+            build_many(builds)
+
+        with mock.patch.object(self.agents, "build_many", build_then):
+            notices = self.notices()
+            for hosts, parts in (("ab", 2), ("abcdefgh", 4)):
+                at.clear()
+                clock.slept.clear()
+                notices.add([selection(each, host) for host in hosts for each in range(20)])
+                wait_until(lambda parts=parts: len(clock.slept) == 1 + parts, "the thread has rested")  # type: ignore[misc]
+                self.assertAlmostEqual(notifications._TOGETHER + 0.1, sum(clock.slept))
+                milliseconds = Counter(round(1000 * (each - notifications._TOGETHER)) for each in at.values())
+                self.assertEqual({part * 100 // parts: len(hosts) // parts for part in range(parts)}, milliseconds)
 
     def test_what_is_placed_while_messages_are_sent_waits_for_the_next_ones(self) -> None:
         self.clock = clock = ManualClock()
@@ -96,8 +118,9 @@ class PlacementNoticesTests(unittest.TestCase):
             notices.add([selection(number, "a")])
         self.assertEqual([], [host for host, _ in self.agents.told if host == "hung"])
         self.agents.goes_on.set()
-        wait_until(lambda: len(self.claims) == 4, "all are told")
+        wait_until(lambda: sum(len(several) for _, several in self.agents.told) == 4, "all are sent")
         self.assertEqual({"hung", "a"}, {host for host, _ in self.agents.told})
+        self.assertEqual(4, len(self.claims))
 
     def test_a_scheduler_that_ends_sends_what_is_queued(self) -> None:
         notices = self.notices()

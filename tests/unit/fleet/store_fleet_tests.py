@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from moorage.allocation.interface import SHARES, ClaimRequest, InventoryItem, ResourceProvider
 from moorage.clock import SystemClock
+from moorage.control_plane import store_fleet
 from moorage.control_plane.enrolment import Enrolment
 from moorage.control_plane.store_fleet import StoreFleet
 from moorage.db import MICROSECONDS, Database, now
@@ -104,6 +105,20 @@ class StoreFleetTests(_Base):
         for each in (uuid, self.made[0], self.made[1]):
             self.store.set_aggregates(each, {aggregate})
         return uuid
+
+    def test_a_reading_may_rest_between_its_pages(self) -> None:
+        pages: list[int] = []
+        self.fleet = StoreFleet(
+            self.nodes, self.store, Availability(self.database, 3600.0), self.aggregates, lambda: pages.append(2)
+        )
+        with mock.patch.object(store_fleet, "_PAGE", 2):
+            self.assertEqual(self.seen.keys(), {node.uuid for node in self.fleet.nodes()})
+            self.assertEqual([2, 2], pages)
+            for node in self.made:
+                self.claim(node)
+            self.assertEqual(set(self.made), {node.uuid for node in self.apply().changed})
+            self.assertEqual([2, 2] * 2, pages)
+        self.assert_whole()
 
     def test_names_are_known_while_all_nodes_are_read_again(self) -> None:
         self.pool()

@@ -130,6 +130,61 @@ class FreshnessTests(unittest.TestCase):
         self.assertEqual([catching_up], [freshness._catching_up])
         self.assertEqual([], self.source.readings)
 
+    def read_pages(self, seconds: Sequence[float]) -> None:
+        """Has readings consist of pages that take so many seconds each."""
+
+        def happens() -> None:
+            for number, each in enumerate(seconds):
+                if number:
+                    self.freshness.rest()
+                self.clock.advance(each)
+
+        self.source.happens = happens
+
+    def test_a_gentle_reading_rests_after_each_page_in_proportion_to_it(self) -> None:
+        self.read_pages([0.01, 0.02, 10.0, 0.01])
+        self.freshness.refresh()
+        self.assertEqual([], self.clock.slept)
+        self.freshness.refresh(gently=True)
+        self.assertEqual([0.03, 0.06, 0.5], [round(each, 6) for each in self.clock.slept])
+
+    def resting(self) -> tuple[FleetRefresher, threading.Thread]:
+        """A gentle reading that rests for an hour after its first page."""
+        freshness = FleetRefresher(self.view, self.source, SystemClock())
+        freshness.refresh()
+        rests = threading.Event()
+
+        def happens() -> None:
+            freshness._page_began -= 3600.0
+            rests.set()
+            freshness.rest()
+
+        self.source.happens = happens
+        for name in ("_PAGE_REST", "_LONGEST_PAGE_REST"):
+            patched = mock.patch.object(fleet_refresher, name, 3600.0)
+            patched.start()
+            self.addCleanup(patched.stop)
+        reads = threading.Thread(target=lambda: freshness.refresh(gently=True), daemon=True)
+        reads.start()
+        self.assertTrue(rests.wait(30))
+        return freshness, reads
+
+    def test_a_thread_that_waits_for_a_reading_ends_its_rests(self) -> None:
+        freshness, reads = self.resting()
+        self.source.readings.clear()
+        waits = threading.Thread(target=freshness.refresh, daemon=True)
+        waits.start()
+        for each in (reads, waits):
+            each.join(60)
+            self.assertFalse(each.is_alive())
+        self.assertEqual(["changes"], self.source.readings)
+
+    def test_the_end_ends_the_rests(self) -> None:
+        freshness, reads = self.resting()
+        freshness.stop()
+        reads.join(60)
+        self.assertFalse(reads.is_alive())
+
     def test_the_end_waits_for_the_reading_in_progress(self) -> None:
         reads, may_end = threading.Event(), threading.Event()
 

@@ -33,7 +33,7 @@ class StoreFleet:
     """Reads the fleet from the stores. For one thread at a time.
 
     :param nodes: the nodes; ``store`` their providers.
-    :param between_pages: called between two pages of nodes, in the thread that reads; it may wait.
+    :param rest: called between two steps of a reading, in the thread that reads; it may wait.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class StoreFleet:
         store: AllocationStore,
         availability: Availability,
         aggregates: AggregateStore,
-        between_pages: Callable[[], object] = lambda: None,
+        rest: Callable[[], object] = lambda: None,
     ) -> None:
         self._aggregates = aggregates
-        self._between_pages = between_pages
+        self._rest = rest
         self._nodes = nodes
         self._store = store
         self._availability = availability
@@ -90,7 +90,7 @@ class StoreFleet:
                 self._complete = True
                 return
             after = page[-1].uuid
-            self._between_pages()
+            self._rest()
 
     def changes(self, *, compare: bool = False) -> FleetChanges | None:
         """Reads what changed since the last reading; None when all nodes must be read.
@@ -103,7 +103,9 @@ class StoreFleet:
         if self._aggregates.version() != self._aggregates_version:
             return None
         nodes = self._nodes.recent(0 if compare else known_nodes.since)
+        self._rest()
         providers = store.recent_providers(0 if compare else known_providers.since)
+        self._rest()
         gone_nodes = known_nodes.gone(self._nodes.uuids()) if known_nodes.misses(nodes) else set()
         gone_providers = known_providers.gone(store.provider_uuids()) if known_providers.misses(providers) else set()
         changed_providers = known_providers.changed(providers)
@@ -144,8 +146,7 @@ class StoreFleet:
         """Reads single nodes."""
         found: list[NodeState] = []
         for first in range(0, len(uuids), _PAGE):
-            if first:
-                self._between_pages()
+            self._rest()
             page = self._nodes.for_scheduling(uuids=uuids[first : first + _PAGE])
             enlisted = self._availability.enlisted({row.host for row in page if row.host is not None})
             found += self._states(page, enlisted)

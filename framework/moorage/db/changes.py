@@ -62,7 +62,7 @@ class ChangeReader:
         at, count = transaction.execute(self._count).one()
         rows = transaction.execute(self._rows, {"since": since}).all()
         fresh = at - _GRAIN
-        return RecentRows(at, count, {row[0]: hash(tuple(row)) if row[1] < fresh else 0 for row in rows})
+        return RecentRows(at, count, {row[0]: hash(row) if row[1] < fresh else 0 for row in rows})
 
     def uuids(self, transaction: sa.Connection) -> frozenset[str]:
         """Reads the uuids of all rows."""

@@ -36,9 +36,9 @@ _QUIET, _GATHERED = 0.25, 2.0
 _REST = 9
 #: The longest rest, in seconds: one slow reading, of a store that was away, must not make the view old for minutes.
 _LONGEST_REST = 30.0
-#: A gentle reading rests after each page for so many times the seconds that the page took, and so many seconds at most. A scheduler
+#: A gentle reading rests after each step for so many times the seconds that the step took, and so many seconds at most. A scheduler
 #: that is half busy with requests would not keep up with them while it reads a large fleet without rests.
-_PAGE_REST, _LONGEST_PAGE_REST = 3, 0.5
+_STEP_REST, _LONGEST_STEP_REST = 3, 0.5
 #: Seconds after which a thread that waits for a gentle reading ends its rests.
 _HURRY = 0.02
 
@@ -63,8 +63,8 @@ class FleetRefresher:
         self._clock = clock
         self._recount = recount
         self._refreshing = threads.lock()
-        #: The present reading is gentle, its last page began at this time, and a thread waits for it.
-        self._gentle, self._page_began = False, -1e9
+        #: The present reading is gentle, its last step began at this time, and a thread waits for it.
+        self._gentle, self._step_began = False, -1e9
         self._hurried = threads.event()
         self._refreshed_at = self._recounted_at = -1e9
         #: The last host that was recounted.
@@ -126,16 +126,16 @@ class FleetRefresher:
     def refresh(self, *, older_than: float = 0.0, gently: bool = False) -> bool:
         """Read the nodes again, unless that was done within ``older_than`` seconds; True when it was done now.
 
-        :param gently: rest between pages, as long as no other thread waits for the reading.
+        :param gently: rest between its steps, as long as no other thread waits for the reading.
         """
         return self._refresh(older_than, gently=gently) is not None
 
     def rest(self) -> None:
-        """Waits between two pages, if the reading is gentle. The source calls this in the thread that reads."""
+        """Waits between two steps, if the reading is gentle. The source calls this in the thread that reads."""
         if self._gentle:
-            took = self._clock.monotonic() - self._page_began
-            self._clock.wait(self._hurried, min(_PAGE_REST * took, _LONGEST_PAGE_REST))
-            self._page_began = self._clock.monotonic()
+            took = self._clock.monotonic() - self._step_began
+            self._clock.wait(self._hurried, min(_STEP_REST * took, _LONGEST_STEP_REST))
+            self._step_began = self._clock.monotonic()
 
     def _refresh_for_request(self, older_than: float, *, recount: bool = False) -> None:
         took = self._refresh(older_than, recount=recount)
@@ -149,7 +149,7 @@ class FleetRefresher:
             self._hurried.set()
         try:
             self._hurried.clear()
-            self._gentle, self._page_began = gently and not self._stopping.is_set(), self._clock.monotonic()
+            self._gentle, self._step_began = gently and not self._stopping.is_set(), self._clock.monotonic()
             yield
         finally:
             self._gentle = False

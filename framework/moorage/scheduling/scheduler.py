@@ -123,7 +123,7 @@ class Scheduler:
         return self._freshness.refresh(older_than=older_than, gently=gently)
 
     def rest(self) -> None:
-        """Waits between two pages of a gentle reading; see :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.rest`."""
+        """Waits between two steps of a gentle reading; see :meth:`moorage.scheduling.fleet_refresher.FleetRefresher.rest`."""
         self._freshness.rest()
 
     def changed(self) -> None:

@@ -49,7 +49,7 @@ RESTARTS = 4
 LATE = 120.0
 #: The pause after a comparison: so many times its duration, and at most so many seconds. Without a pause, an agent with very many
 #: instances would do little else.
-_REST, _LONGEST_REST = 9, 60.0
+_REST, _LONGEST_REST = 29, 60.0
 
 
 def restart_policy(extra_specs: Mapping[str, str]) -> str:

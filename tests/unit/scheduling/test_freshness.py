@@ -130,8 +130,8 @@ class FreshnessTests(unittest.TestCase):
         self.assertEqual([catching_up], [freshness._catching_up])
         self.assertEqual([], self.source.readings)
 
-    def read_pages(self, seconds: Sequence[float]) -> None:
-        """Has readings consist of pages that take so many seconds each."""
+    def read_steps(self, seconds: Sequence[float]) -> None:
+        """Has readings consist of steps that take so many seconds each."""
 
         def happens() -> None:
             for number, each in enumerate(seconds):
@@ -141,26 +141,26 @@ class FreshnessTests(unittest.TestCase):
 
         self.source.happens = happens
 
-    def test_a_gentle_reading_rests_after_each_page_in_proportion_to_it(self) -> None:
-        self.read_pages([0.01, 0.02, 10.0, 0.01])
+    def test_a_gentle_reading_rests_after_each_step_in_proportion_to_it(self) -> None:
+        self.read_steps([0.01, 0.02, 10.0, 0.01])
         self.freshness.refresh()
         self.assertEqual([], self.clock.slept)
         self.freshness.refresh(gently=True)
         self.assertEqual([0.03, 0.06, 0.5], [round(each, 6) for each in self.clock.slept])
 
     def resting(self) -> tuple[FleetRefresher, threading.Thread]:
-        """A gentle reading that rests for an hour after its first page."""
+        """A gentle reading that rests for an hour after its first step."""
         freshness = FleetRefresher(self.view, self.source, SystemClock())
         freshness.refresh()
         rests = threading.Event()
 
         def happens() -> None:
-            freshness._page_began -= 3600.0
+            freshness._step_began -= 3600.0
             rests.set()
             freshness.rest()
 
         self.source.happens = happens
-        for name in ("_PAGE_REST", "_LONGEST_PAGE_REST"):
+        for name in ("_STEP_REST", "_LONGEST_STEP_REST"):
             patched = mock.patch.object(fleet_refresher, name, 3600.0)
             patched.start()
             self.addCleanup(patched.stop)

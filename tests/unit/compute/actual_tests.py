@@ -559,7 +559,7 @@ class ActualStateTests(unittest.TestCase):
 
         self.active()
         with mock.patch.object(self.driver, "inspect", inspect):
-            for seconds, rest in ((0.0, 0.0), (0.5, 4.5), (5.0, 45.0), (100.0, 60.0)):
+            for seconds, rest in ((0.0, 0.0), (0.05, 4.95), (0.5, 49.5), (100.0, 60.0)):
                 with self.subTest(seconds=seconds):
                     actual = ActualStates(tools, self.driver, lambda work: work())
                     self.assertTrue(actual.is_due())

@@ -6,8 +6,9 @@ If no plugin reads the project and the user of a request, requests may differ in
 If the plugins judge each node alone, a change of one node changes no other node's answer. So their answers about all nodes are
 kept for a moment. Before a set of requests, the plugins are asked again about the nodes whose use has changed. Each decision of the
 set takes resources of one node: the plugins are asked in advance about the nodes that are likely to be chosen, with one more
-instance on each. The rankings are computed from these answers. They equal rankings by the plugins, of the fleet as it was when the
-set began and with the requests of the set that were decided before.
+instance on each. A chosen node that shows the use that they were asked about is not asked about again. The rankings are computed
+from these answers. They equal rankings by the plugins, of the fleet as it was when the set began and with the requests of the set
+that were decided before.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from moorage.scheduling.ranker import Ranker
 from moorage.scheduling.request import property_types
 from moorage.scheduling.sample import Sample, may_sample
 from moorage.scheduling.scheduling_policy import SchedulingPolicy
-from moorage.scheduling.snapshot import Snapshot
+from moorage.scheduling.snapshot import Snapshot, Use, use_of
 from moorage.scheduling.weights import KeptWeights
 
 __all__ = ["AlikeRequests", "AlikeSets", "what_is_asked"]
@@ -76,7 +77,9 @@ class _Known:
     :param moment: the answers have the changes of the view up to this moment.
     :param until: when the answers expire, on the monotonic clock.
     :param requests: how many more requests the nodes are enough for.
-    :param later: index in ``rows`` -> the raw weights with one more instance there, for likely nodes that pass with it.
+    :param later: index in ``rows`` -> the raw weights with one more instance there, and the use with it. It has likely nodes that
+        pass with that instance.
+    :param shown: row in the view -> the use for which the answers hold. It has nodes that were chosen after they had been likely.
     """
 
     fleet: Snapshot
@@ -86,7 +89,8 @@ class _Known:
     moment: Moment
     until: float
     requests: float
-    later: dict[int, Sequence[float]] = field(default_factory=dict)
+    later: dict[int, tuple[Sequence[float], Use]] = field(default_factory=dict)
+    shown: dict[int, Use] = field(default_factory=dict)
 
     def nested(self, rows: Rows) -> Mask:
         """Returns which rows of the view are of nodes with several providers. Fleets that have such nodes are not sampled."""
@@ -177,7 +181,8 @@ class AlikeRequests:
         if later is None:
             self._current = False
         else:
-            known.weights.change(place, later)
+            weights, known.shown[row] = later
+            known.weights.change(place, weights)
 
     def _rank_all(self, spec: RequestSpec) -> tuple[Snapshot, Ranking, _Known | None]:
         """Ranks all nodes, or a sample of them. Returns the answers too, if they can serve further requests."""
@@ -197,17 +202,10 @@ class AlikeRequests:
 
     def _with_changes(self, known: _Known, spec: RequestSpec) -> _Known | None:
         """Asks the plugins about the nodes whose use has changed. Returns None if they must be asked about all nodes."""
-        known.moment, changed = self._view.changes(known.moment)
-        if changed is None or len(changed) > _MANY:
-            return None
-        if isinstance(known.fleet, Sample):
-            changed = changed[_within(changed, known.fleet.rows)]
-        if known.nested(changed).any():
-            # The whole fleet shows what is used of the providers below a node, and of the pools that it shares with others.
-            return None
-        if not len(changed):
-            return known
-        answers = self._ask(known, changed, spec)
+        changed = self._outdated(known, spec)
+        if changed is None or not len(changed):
+            return None if changed is None else known
+        answers = self._ask(self._nodes(known, changed, spec), spec)
         if answers is None:
             return None
         passed = changed[answers.rows]
@@ -237,24 +235,46 @@ class AlikeRequests:
         places, _ = known.weights.best(max(2 * len(likely), _FORESEEN))
         rows = np.sort(known.rows[places])
         rows = rows[~known.nested(rows)]
-        answers = self._ask(known, rows, spec, more=True)
-        if answers is not None and len(answers.weighings) == known.weights.weighers:
+        nodes = self._nodes(known, rows, spec)
+        if nodes is not None:
+            nodes = nodes.with_more_on(nodes.all_rows, spec.flavor, counted=self._view.tracked)
+        answers = self._ask(nodes, spec)
+        if nodes is not None and answers is not None and len(answers.weighings) == known.weights.weighers:
             passed = np.searchsorted(known.rows, rows[answers.rows]).tolist()
-            known.later = dict(zip(passed, _raw(answers), strict=True))
+            of_flavor = nodes.flavor_counts(spec.flavor.flavorid)
+            use = use_of(nodes.used.values(), nodes.num_instances, nodes.num_io_ops, of_flavor)
+            shown = [use[row] for row in answers.rows.tolist()]
+            known.later = dict(zip(passed, zip(_raw(answers), shown, strict=True), strict=True))
         self._foresees = 2 * len(known.later) > len(places)
 
-    def _ask(self, known: _Known, rows: Rows, spec: RequestSpec, *, more: bool = False) -> Judgement | None:
-        """Asks the plugins about some rows of the view. Returns None if there are no answers that can be kept.
-
-        :param more: with one more instance of the request on each.
-        """
-        fleet: Snapshot | None = self._view.sample_since(known.moment, rows, spec.flavor.flavorid)
-        if fleet is None:
+    def _outdated(self, known: _Known, spec: RequestSpec) -> Rows | None:
+        """Returns the rows of the view whose answers may not hold any more; None: the plugins must be asked about all nodes."""
+        known.moment, changed = self._view.changes(known.moment)
+        if changed is None or len(changed) > _MANY:
             return None
-        if more:
-            fleet = fleet.with_more_on(fleet.all_rows, spec.flavor, counted=self._view.tracked)
+        if isinstance(known.fleet, Sample):
+            changed = changed[_within(changed, known.fleet.rows)]
+        if known.nested(changed).any():
+            # The whole fleet shows what is used of the providers below a node, and of the pools that it shares with others.
+            return None
+        if not known.shown:
+            return changed
+        use = self._view.use(changed, spec.flavor.flavorid)
+        outdated = [row for row, now in zip(changed.tolist(), use, strict=True) if known.shown.get(row) != now]
+        for row in outdated:
+            known.shown.pop(row, None)
+        return np.array(outdated, dtype=np.intp)
+
+    def _nodes(self, known: _Known, rows: Rows, spec: RequestSpec) -> Snapshot | None:
+        """Returns the nodes of some rows of the view as they are now; None: the rows may stand for other nodes now."""
+        return self._view.sample_since(known.moment, rows, spec.flavor.flavorid)
+
+    def _ask(self, nodes: Snapshot | None, spec: RequestSpec) -> Judgement | None:
+        """Asks the plugins about some nodes. Returns None if there are no answers that can be kept."""
+        if nodes is None:
+            return None
         try:
-            ranking = self._ranker.run(self.policy, spec, fleet, judged_only=True)
+            ranking = self._ranker.run(self.policy, spec, nodes, judged_only=True)
         except errors.MoorageError:
             # A ranking of all nodes asks the plugin again, and raises this if it must be.
             return None

@@ -27,7 +27,7 @@ from moorage.scheduling.instance_index import InstanceIndex
 from moorage.scheduling.interface import ExcludedTargets, FleetChanges, InstanceRecord, NodeState, Rows
 from moorage.scheduling.provider_columns import ProviderColumns, ProviderUse
 from moorage.scheduling.sample import Sample
-from moorage.scheduling.snapshot import COUNTED_FLAVORS, Counts, Floats, Snapshot
+from moorage.scheduling.snapshot import COUNTED_FLAVORS, Counts, Floats, Snapshot, Use, use_of
 
 __all__ = ["FleetView", "Moment"]
 
@@ -677,6 +677,16 @@ class FleetView:
         """Returns the nodes that had some rows at a moment, as they are now; None: the rows may stand for other nodes now."""
         with self._lock:
             return self._sample(rows, flavorid) if moment[0] is self._era else None
+
+    def use(self, rows: Rows, flavorid: str) -> list[Use]:
+        """Returns the present use of some rows. If the instances of the flavor are not counted by row, each is an empty tuple."""
+        with self._lock:
+            self._fold()
+            counts = self._flavors.get(flavorid)
+            if counts is None:
+                return [()] * len(rows)
+            used = [column[rows] for column in self._used.values()]
+            return use_of(used, self._totals[_INSTANCES][rows], self._totals[_BUSY][rows], counts[rows])
 
     def _sample(self, rows: Rows, flavorid: str) -> Sample:
         self._fold()

@@ -35,7 +35,7 @@ from moorage.scheduling.nova_names import NovaNames
 from moorage.scheduling.provider_columns import ProviderColumns
 from moorage.scheduling.resource_request import is_grouped, resource_request
 
-__all__ = ["COUNTED_FLAVORS", "NO_INSTANCE", "Counts", "Floats", "Snapshot", "SnapshotHost", "plus"]
+__all__ = ["COUNTED_FLAVORS", "NO_INSTANCE", "Counts", "Floats", "Snapshot", "SnapshotHost", "Use", "plus", "use_of"]
 
 #: Flavors whose instances are counted by row all the time; those of others are counted when a filter asks.
 COUNTED_FLAVORS = 256
@@ -45,6 +45,8 @@ NO_INSTANCE = "no-such-instance"
 _DERIVED = 1024
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
+#: What is used of a node: the units of each class, the counts of instances and busy ones, and that of a flavor's instances.
+Use = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -554,6 +556,12 @@ class SnapshotHost(NovaNames):
     def aggregates(self) -> Sequence[Aggregate]:
         """The aggregates that the node is in."""
         return self._fleet.nodes[self._row].aggregates
+
+
+def use_of(used: Iterable[Floats], num_instances: Counts, num_io_ops: Counts, of_flavor: Counts) -> list[Use]:
+    """Returns the use of each row from columns that have a value for each of them."""
+    columns = (*used, num_instances, num_io_ops, of_flavor)
+    return list(zip(*[column.tolist() for column in columns], strict=True))
 
 
 def plus(column: Any, row: int | Rows, amount: float) -> Any:

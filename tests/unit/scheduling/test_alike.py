@@ -79,11 +79,15 @@ class AlikeTests(unittest.TestCase):
         count: int,
         rank: Callable[[RequestSpec], Any],
         take: Callable[[int], object],
+        stay: str = "",
     ) -> Found:
-        """Places instances alike, each on top of the ones before; what each ranking said."""
+        """Places instances alike, each on top of the ones before; what each ranking said.
+
+        :param stay: the instances have this before their numbers, and stay in the view.
+        """
         found = []
         for number in range(count):
-            one = replace(spec, instance_uuid=f"new{number}")
+            one = replace(spec, instance_uuid=f"{stay or 'new'}{number}")
             fleet, ranking = rank(one)
             if not len(ranking.rows):
                 break
@@ -100,7 +104,7 @@ class AlikeTests(unittest.TestCase):
             )
             view.put(record if propose is None else replace(record, holds=propose(frozenset())))
             take(row)
-        for number in range(count):
+        for number in range(0 if stay else count):
             view.drop(f"new{number}")
         return found
 
@@ -201,6 +205,71 @@ class AlikeTests(unittest.TestCase):
             nodes = [*nodes[:place], replace(nodes[place], up=not nodes[place].up), *nodes[place + 1 :]]
             view.set_nodes(nodes)
         return nodes
+
+    def test_sets_get_what_each_would_get_where_the_instances_of_earlier_sets_stay(self) -> None:
+        sets = silent = 0
+        for _ in range(cases(12)):
+            nodes = some_nodes(self.random, self.random.choice((40, 200)))
+            spec, pipeline = RequestSpec("", FLAVORS[0], "p"), self.random.choice(self.pipelines())
+            records = [some_record(self.random, nodes, f"i{number}") for number in range(100)]
+            views = FleetView(), FleetView()
+            for view in views:
+                view.set_nodes(nodes)
+                view.put_many(records)
+            policy, ranker = self.policy(pipeline), self.ranker(views[0], nodes)
+            alike = AlikeRequests(ranker, views[0], policy, what_is_asked(spec), ManualClock())
+            one_by_one = functools.partial(_ranked_alone, self.ranker(views[1], nodes), policy)
+            for number in range(12):
+                count = self.random.choice((1, 2, 5, 20))
+                alike.begin(count)
+                rank = functools.partial(alike.rank, refused=())
+                with mock.patch.object(Pipeline, "run", autospec=True, side_effect=Pipeline.run) as run:
+                    together = self.place(views[0], spec, count, rank, alike.take, stay=f"{number}-")
+                sets, silent = sets + 1, silent + (not run.called)
+                each = self.place(views[1], spec, count, one_by_one, lambda row: None, stay=f"{number}-")
+                self.assertEqual(each, together, (number, count))
+                if self.random.randrange(2):
+                    self.change_placed(views, [f"{number}-{placed}" for placed in range(len(each))])
+        self.assertGreater(silent, sets / 8, "the plugins are asked for nearly each set")
+
+    def change_placed(self, views: Sequence[FleetView], uuids: Sequence[str]) -> None:
+        """Changes some of the instances in all views, as agents report it: they are not busy any more, or gone."""
+        for uuid in self.random.sample(uuids, self.random.randrange(len(uuids) + 1)):
+            gone = self.random.randrange(2)
+            for view in views:
+                record = view.get(uuid)
+                assert record is not None
+                if gone:
+                    view.drop(uuid)
+                else:
+                    view.put(replace(record, busy=False))
+
+    def test_a_chosen_node_is_asked_about_again_only_if_it_shows_another_use_than_foreseen(self) -> None:
+        room = {"VCPU": 64.0, "MEMORY_MB": 65536.0, "DISK_GB": 4096.0}
+        nodes = [NodeState(f"u{number:02}", f"n{number}", "h", room, {}) for number in range(60)]
+        view, spec = FleetView(), RequestSpec("", FLAVORS[0], "p")
+        view.set_nodes(nodes)
+        policy, ranker = self.policy(self.pipelines()[0]), self.ranker(view, nodes)
+        alike = AlikeRequests(ranker, view, policy, what_is_asked(spec), ManualClock())
+
+        def asked(number: int) -> list[int]:
+            """How many nodes the plugins are asked about, each time, by a further set of four requests."""
+            alike.begin(4)
+            with mock.patch.object(Pipeline, "run", autospec=True, side_effect=Pipeline.run) as run:
+                placed = self.place(view, spec, 4, lambda one: alike.rank(one, ()), alike.take, stay=f"{number}-")
+            self.assertEqual(4, len(placed))
+            return [each.args[2].size for each in run.call_args_list]
+
+        # All nodes, and the likely ones with one more instance.
+        self.assertEqual([60, 60], asked(0))
+        self.assertEqual([], asked(1))
+        record = view.get("1-2")
+        assert record is not None
+        view.put(replace(record, busy=False))
+        self.assertEqual([1], asked(2))
+        view.drop("2-0")
+        view.put(InstanceRecord("other", "h", "n50", "f", {"VCPU": 1}))
+        self.assertEqual([2], asked(3)[:1])
 
     def test_answers_are_kept_for_a_second(self) -> None:
         nodes, clock, spec = some_nodes(self.random, 60), ManualClock(), RequestSpec("new", FLAVORS[0], "p")

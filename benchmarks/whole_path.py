@@ -199,7 +199,10 @@ def settled(plane: Plane, phase: str) -> None:
 
 
 def run(senders: Sequence[Sender], work: Callable[[Sender, str], object], items: Sequence[str]) -> list[float]:
-    """Each sender has a thread, which works on the next item as soon as it has ended one; the seconds that each item took."""
+    """Works on the items with a thread for each sender, which takes the next item when it has ended one.
+
+    Returns the seconds that each item took.
+    """
     left = iter(items)
 
     def several(sender: Sender) -> list[float]:

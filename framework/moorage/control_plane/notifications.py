@@ -28,8 +28,8 @@ _TOGETHER = 0.005
 #: two transactions, however many builds it has. A create takes a tenth less processor time at full load, and clients are answered
 #: faster below it.
 _PAUSE, _LONGEST_PAUSE = 0.01, 0.1
-#: Parts of the pause, each after the messages to as large a part of the agents. Agents that begin their builds at the same moment
-#: would take the processors and the database from the requests of that moment.
+#: Parts into which the agents are divided. A part gets its messages when the part before it has had its share of the pause. Agents
+#: that all begin their builds at the same moment would take the processors and the database from the requests of that moment.
 _PARTS = 4
 #: Claims in one message at most.
 _AT_ONCE = 500
@@ -72,9 +72,9 @@ class PlacementNotices:
         self._send(min(_LONGEST_PAUSE, len(self._waiting) * _PAUSE))
 
     def _send(self, pause: float = 0.0) -> None:
-        """Sends what is queued now, and rests. Later placements wait for the next call.
+        """Sends what is queued now, to one part of the agents after the other. Later placements wait for the next call.
 
-        :param pause: seconds of rest in all, which follow the messages to each part of the agents in equal parts.
+        :param pause: seconds of rest in all; each part of the agents is followed by an equal share.
         """
         number = len(self._waiting)
         rounds = range(0, number, _AT_ONCE)

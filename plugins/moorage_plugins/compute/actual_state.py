@@ -48,7 +48,7 @@ RESTARTS = 4
 #: Seconds after which the log says that a comparison or a start has not ended.
 LATE = 120.0
 #: The pause after a comparison: so many times its duration, and at most so many seconds. Without a pause, an agent with very many
-#: instances would do little else. Clients of the same machine wait while it compares, so that is a hundredth of the time.
+#: instances would do little else. A comparison keeps a processor busy that requests on the same machine need, too.
 _REST, _LONGEST_REST = 99, 60.0
 
 

@@ -30,8 +30,8 @@ POLL = 1.0
 GATHER = 0.5
 #: Seconds that the lease lasts after each numbering.
 _LEASE = 5.0
-#: Events that one transaction numbers.
-_BATCH = 1000
+#: Events that one transaction numbers, and how many of these batches it numbers at most when it is behind.
+_BATCH, _MOST_BATCHES = 1000, 16
 
 _FIND = (
     sa.select(events.c.id)
@@ -80,9 +80,10 @@ class Sequencer:
     def number(self) -> int:
         """Number all committed events; returns how many. 0 while another sequencer holds the lease.
 
-        One statement when there is nothing to number.
+        One statement when there is nothing to number. Each transaction that leaves events without a number is followed by one of
+        twice the size: where writers take turns, so many events may be recorded between two turns that readers would fall behind.
         """
-        total = 0
+        total, batches = 0, 1
         while True:
             with self._database.read() as tx:
                 waiting = self.waits(tx)
@@ -90,10 +91,14 @@ class Sequencer:
             if not waiting:
                 return total
             token = self._hold(row)
-            count = self._database.run(lambda tx, token=token: self._number(tx, token)) if token is not None else 0  # type: ignore[misc]
+            count = self._number_once(token, batches * self._batch) if token is not None else 0
             total += count
-            if count < self._batch:
+            if count < batches * self._batch:
                 return total
+            batches = min(2 * batches, _MOST_BATCHES)
+
+    def _number_once(self, token: int, most: int) -> int:
+        return self._database.run(lambda tx: self._number(tx, token, most))
 
     @staticmethod
     def waits(tx: sa.Connection) -> bool:
@@ -123,9 +128,9 @@ class Sequencer:
         except Duplicate:
             LOG.debug("Another sequencer began the sequence.")
 
-    def _number(self, tx: sa.Connection, token: int) -> int:
+    def _number(self, tx: sa.Connection, token: int, most: int) -> int:
         row = tx.execute(_SEQUENCE).one()
-        found = tx.execute(_FIND, {"page": self._batch}).scalars().all()
+        found = tx.execute(_FIND, {"page": most}).scalars().all()
         if not found:
             return 0
         values = {
@@ -135,17 +140,17 @@ class Sequencer:
         if tx.execute(_ADVANCE, values).rowcount != 1:
             return 0
         following = row.last + 1
-        for run in _runs(found):
+        for run in _runs(found, self._batch):
             given: dict[str, Any] = {"ids": run, "offset": following - run[0]}
             tx.execute(_NUMBER, given)
             following += len(run)
         return len(found)
 
 
-def _runs(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Parts of rising ids without a gap."""
+def _runs(ids: Sequence[int], longest: int) -> Iterator[Sequence[int]]:
+    """Parts of rising ids without a gap, each of a length that one statement takes."""
     start = 0
     for place in range(1, len(ids) + 1):
-        if place == len(ids) or ids[place] != ids[place - 1] + 1:
+        if place == len(ids) or place - start == longest or ids[place] != ids[place - 1] + 1:
             yield ids[start:place]
             start = place

@@ -28,6 +28,7 @@ from moorage.drivers.interface import ComputeDriver, DriverError, NodeReport, Ob
 from moorage.instances.moves import RESIZED
 from moorage_plugins.compute.instances import Compared, ComputeInstances, compared
 from moorage_plugins.compute.resize_confirmation import DueResizes
+from moorage_plugins.compute.unknown_workloads import UnknownWorkloads
 
 __all__ = ["GONE", "LATE", "RESTARTS", "ActualStates", "restart_policy"]
 
@@ -107,19 +108,21 @@ class ActualStates:
         """Returns whether the next comparison may begin. After a long comparison it may not for up to 60 seconds."""
         return self._tools.clock.monotonic() >= self._rests_until
 
-    def compare(self) -> None:
+    def compare(self, unknown: UnknownWorkloads | None = None) -> None:
         """Compares all instances of the host; one read, one call of the driver, and a write for each instance that changed.
 
         Then confirms the resizes whose time is over. Writes, too, what a driver of whole machines saw of the nodes.
+
+        :param unknown: removes the workloads that have no instance on this host; None leaves them.
         """
         began = self._tools.clock.monotonic()
         try:
-            self._compare()
+            self._compare(unknown)
         finally:
             ended = self._tools.clock.monotonic()
             self._rests_until = ended + min(_REST * (ended - began), _LONGEST_REST)
 
-    def _compare(self) -> None:
+    def _compare(self, unknown: UnknownWorkloads | None) -> None:
         # Another store has nowhere to keep what is seen of instances.
         instances = self._tools.instances if isinstance(self._tools.instances, ComputeInstances) else None
         # Read first: a start that ends during the comparison still counts as under way.
@@ -127,8 +130,11 @@ class ActualStates:
             starting = frozenset(self._starting)
         rows = instances.to_compare(self._host) if instances is not None else ()
         driver = self._driver if isinstance(self._driver, NodeReport) else None
-        if not rows and driver is None:
+        if not rows and driver is None and unknown is None:
             return
+        known: Set[str] = frozenset()
+        if unknown is not None:
+            known = {row.uuid for row in rows} if instances is not None else self._placed()
         write_nodes = self._tools.observe_nodes() if driver is not None else None
         try:
             with self._watched(
@@ -142,8 +148,15 @@ class ActualStates:
             closer = [compared(row) for row in rows if not _runs_as_it_should(row, found.get(row.uuid))]
             self._judge_all(instances, closer, found, starting)
             self._resizes.confirm(closer, found)
+        if unknown is not None:
+            # An instance in an operation is not among the known ones, and is looked up.
+            unknown.remove_found(found, known)
         if driver is not None and write_nodes is not None:
             write_nodes(driver.nodes())
+
+    def _placed(self) -> Set[str]:
+        """Reads which instances are on this host, from a store that does not keep what is seen of them."""
+        return {record.uuid for record in self._tools.instances.by_hosts([self._host])}
 
     def _judge_all(
         self,

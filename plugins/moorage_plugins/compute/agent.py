@@ -71,7 +71,7 @@ TYPE = "instance"
 #: Builds of which the agent remembers what their messages said. Of more that wait it reads the rows.
 _TOLD = 1000
 _NOW = sa.select(now())
-#: A sweep out of so many looks for instances that moved away, in case the message about them was lost.
+#: The first comparison after so many sweeps removes instances that moved away, in case the message about them was lost.
 _UNKNOWN_INSTANCES = 12
 #: How many seconds the end of an agent waits for the comparison that runs.
 _LAST_COMPARISON = 5.0
@@ -122,6 +122,7 @@ class ComputeAgent(LoopService):
         self._compared.set()
         self._questions = Questions(self._driver, tools.clock)
         self._self_fence = SelfFence(tools, self._driver) if isinstance(self._driver, SelfFencing) else None
+        #: Sweeps since the last comparison that removed instances that moved away.
         self._sweeps = 0
         self._unknown = UnknownWorkloads(tools, self._driver)
         self._lock = threads.lock()
@@ -172,18 +173,15 @@ class ComputeAgent(LoopService):
     def sweep(self) -> None:
         """Takes operations whose message was lost, compares what runs, and now and then removes instances that moved away."""
         super().sweep()
+        self._sweeps += 1
         if self._compared.is_set() and self._actual.is_due():
+            unknown = None
+            if self._sweeps >= _UNKNOWN_INSTANCES:
+                self._sweeps, unknown = 0, self._unknown
             ended = threads.event()
-            self._pool.start(self._actual.compare, ended)
+            self._pool.start(functools.partial(self._actual.compare, unknown), ended)
             self._compared = ended
         self._actual.log_late()
-        self._sweeps += 1
-        if self._sweeps % _UNKNOWN_INSTANCES == 0:
-            records = self._tools.instances.by_hosts([self._tools.identity.host])
-            try:
-                self._unknown.remove_all({each.uuid for each in records})
-            except DriverError as error:
-                LOG.warning("It cannot be seen what runs on host %s: %s", self._tools.identity.host, error)
 
     @override
     def stop(self) -> None:

@@ -36,6 +36,7 @@ from moorage.work.work_loop import WorkLoop
 from moorage_plugins.compute.actual_state import LATE, ActualStates
 from moorage_plugins.compute.agent import ComputeAgent, InstanceWork
 from moorage_plugins.compute.instances import compared
+from moorage_plugins.compute.unknown_workloads import UnknownWorkloads
 from moorage_plugins.drivers.simulated import SimulatedDriver
 from tests.servers import wait_until
 from tests.unit.compute.agent_tests import HOST, NODE, SOON, Fleet
@@ -582,6 +583,44 @@ class ActualStateTests(unittest.TestCase):
                 agent.sweep()
                 agent._compared.wait(SOON)
                 self.assertEqual(due, compare.called)
+
+    def test_an_agent_removes_what_moved_away_now_and_then(self) -> None:
+        agent = ComputeAgent(self.tools)
+        agent.start()
+        self.addCleanup(agent.stop)
+        number, removed = 0, []
+
+        def compare(unknown: UnknownWorkloads | None) -> None:
+            if unknown is not None:
+                removed.append(number)
+
+        # The start has swept once. No comparison is due in the sweep that would be the first to remove something.
+        with (
+            mock.patch.object(agent._actual, "compare", compare),
+            mock.patch.object(agent._actual, "is_due", lambda: number not in (11, 12)),
+        ):
+            for number in range(1, 40):  # noqa: B007  (the mocks read it)
+                agent.sweep()
+                self.assertTrue(agent._compared.wait(SOON))
+        self.assertEqual([13, 25, 37], removed)
+
+    def test_a_comparison_removes_what_moved_away_by_one_look_at_the_hypervisor(self) -> None:
+        kept, moved, begins = self.active(), self.active(), self.fleet.place()
+        self.driver.spawn(Workload(uuid=begins), 1)
+        self.fleet.database.run(lambda tx: self.fleet.instances.reassign(tx, {moved: HOST}, "host-2"))
+        self.actual.compare()
+        self.assertEqual({kept, moved, begins}, self.driver.inspect().keys())
+        with mock.patch.object(self.driver, "inspect", wraps=self.driver.inspect) as inspected:
+            self.actual.compare(UnknownWorkloads(self.tools, self.driver))
+        inspected.assert_called_once_with()
+        self.assertEqual({kept, begins}, self.driver.inspect().keys())
+        self.assertEqual(("active", "running", "", 0), self.row(kept))
+
+    def test_the_last_that_moved_away_is_removed_from_a_host_without_instances(self) -> None:
+        moved = self.active()
+        self.fleet.database.run(lambda tx: self.fleet.instances.reassign(tx, {moved: HOST}, "host-2"))
+        self.actual.compare(UnknownWorkloads(self.tools, self.driver))
+        self.assertEqual({}, self.driver.inspect())
 
     def test_what_ended_in_order_is_started_again_only_always(self) -> None:
         for policy, state, starts in (

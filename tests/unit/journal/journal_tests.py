@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import sqlalchemy as sa
 from typing_extensions import override
@@ -417,10 +418,29 @@ class JournalTests(JournalCase):
         quick = Sequencer(self.another(), lease_seconds=0)
         wait_until(lambda: quick.number() == 3, "the second sequencer")
         self.change("two")
-        self.assertEqual(0, slow._database.run(lambda tx: slow._number(tx, token)))
+        self.assertEqual(0, slow._database.run(lambda tx: slow._number(tx, token, 1000)))
         self.assertEqual([1, 2, 3], [each.number for each in everything(self.database)])
         wait_until(lambda: slow.number() == 1, "the first sequencer after its pause")
         self.assert_ordered(everything(self.database), {"one": 3, "two": 1})
+
+    def test_a_sequencer_that_is_behind_numbers_more_in_each_transaction(self) -> None:
+        """Otherwise readers fall behind writers that record more between two turns than one transaction numbers."""
+        sequencer, sizes = Sequencer(self.database, lease_seconds=0, batch=2), []
+        number_once = sequencer._number_once
+
+        def note(token: int, most: int) -> int:
+            sizes.append(number_once(token, most))
+            return sizes[-1]
+
+        for _ in range(100):
+            self.change()
+        with mock.patch.object(sequencer, "_number_once", note):
+            self.assertEqual(100, sequencer.number())
+            self.change()
+            self.assertEqual(1, sequencer.number())
+        self.assertEqual([2, 4, 8, 16, 32, 32, 6, 1], sizes, "at most 16 batches")
+        self.assertEqual([*range(1, 102)], [each.number for each in everything(self.database)])
+        self.assert_ordered(everything(self.database), {"one": 101})
 
     def test_a_sequencer_leaves_the_work_to_the_one_that_holds_the_lease(self) -> None:
         first, second = Sequencer(self.database, lease_seconds=600), Sequencer(self.another(), lease_seconds=600)

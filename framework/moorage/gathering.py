@@ -35,7 +35,7 @@ class Gathered(Generic[R]):
     error: BaseException | None = field(default=None, kw_only=True)
     #: The work cannot be shared: its own thread does it.
     alone: bool = field(default=False, kw_only=True)
-    #: Set when the work is done, and when its thread has to lead; None: the thread does not wait.
+    #: Set when the work is done, and when its thread has to lead; None: the thread does not wait, or was woken.
     woken: threads.Latch | None = field(default=None, init=False)
 
     @property
@@ -93,18 +93,30 @@ class Gathering(Generic[G]):
 
         The outcome is unknown after False. After True the work is decided, or its own thread has to do it alone.
         """
+        woken: threads.Latch | None = None
         with self._lock:
             leads = self._leaders < self._most_leaders
             if leads:
                 self._leaders += 1
             else:
-                mine.woken = threads.Latch()
+                mine.woken = woken = threads.Latch()
                 self._waiting.append(mine)
-        if mine.woken is not None and not self._wait(mine, mine.woken):
+        if woken is not None and not self._wait(mine, woken):
             return False
         if not mine.done:
             self._lead(mine)
         return True
+
+    def give_up(self, turn: Sequence[G], error: Exception) -> None:
+        """Gives the threads of a turn the error, without its leader, which hangs; what the leader sets later is not used.
+
+        It leads until it returns. Until then the threads that come do their work alone after their patience.
+        """
+        with self._lock:
+            for each in turn[1:]:
+                if not each.done:
+                    each.error = own_error(error)
+                _wake(each)
 
     def _wait(self, mine: G, woken: threads.Latch) -> bool:
         """Waits until another thread has done the work, or until this thread has to lead or to do it alone."""
@@ -143,8 +155,8 @@ class Gathering(Generic[G]):
                     _wake(self._waiting.pop(0))
                 else:
                     self._leaders -= 1
-            for each in turn:
-                _wake(each)
+                for each in turn:
+                    _wake(each)
 
     def _turn(self, mine: G) -> list[G]:
         """Chooses the work of one turn. Work that shares a key with work before it is left for a later turn."""
@@ -163,8 +175,10 @@ class Gathering(Generic[G]):
 
 
 def _wake(each: Gathered[Any]) -> None:
+    """Wakes a thread that waits, once. The caller holds the lock."""
     if each.woken is not None:
         each.woken.set()
+        each.woken = None
 
 
 def own_error(error: BaseException) -> errors.MoorageError:

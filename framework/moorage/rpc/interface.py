@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from moorage.errors import MoorageError
 from moorage.extensions import ExtensionPoint
 
 __all__ = [
@@ -74,6 +75,8 @@ class Message:
     :param timeout: seconds for which the caller still waits, counted from the moment the handler gets the message; None for
         casts and fanouts. Set by the transport on delivery; what the sender put there is ignored.
     :param to_others: of a fanout: its sender needs no copy. A transport may leave out the servers of the sender.
+    :param answer_early: of a call: answers it with an error, from any thread. What the handler returns later is dropped. None where
+        the transport cannot do that. Set by the transport on delivery, and not sent.
     """
 
     method: str
@@ -83,6 +86,7 @@ class Message:
     version: str = "1.0"
     timeout: float | None = None
     to_others: bool = False
+    answer_early: Callable[[MoorageError], None] | None = field(default=None, compare=False, repr=False)
 
 
 #: Handles one message; what it returns (JSON data) is the reply of a call, what it raises is the error of a call.

@@ -23,6 +23,7 @@ __all__ = [
     "answer",
     "check_size",
     "dump",
+    "error_answer",
     "error_reply",
     "load",
     "message_from_data",
@@ -133,7 +134,12 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
             # Not the caller's input is wrong: the handler is.
             raise TypeError(error.message) from error
     except Exception as error:  # noqa: BLE001  (whatever a handler raises is answered)
-        return dump(error_reply(error, message.method, limit), limit, "error")
+        return error_answer(error, message.method, limit)
+
+
+def error_answer(error: Exception, method: str, limit: int) -> bytes:
+    """Encodes the reply that carries an error to the caller of a method, in at most ``limit`` bytes."""
+    return dump(error_reply(error, method, limit), limit, "error")
 
 
 def error_reply(error: Exception, method: str, limit: int = _LARGEST_ERROR) -> dict[str, Any]:

@@ -177,20 +177,27 @@ class Scheduler:
         """Begins the decision of a request for the thread that serves it."""
         return self._work(self._policy(), spec, request_id)
 
-    def place_prepared(self, work: Placement) -> Selection:
-        """Selects and claims a node for a request that was prepared; see :meth:`place`."""
-        return work.policy.guard.request(lambda: self._place(work))
+    def place_prepared(
+        self, work: Placement, instead: Callable[[errors.MoorageError], None] | None = None
+    ) -> Selection:
+        """Selects and claims a node for a request that was prepared; see :meth:`place`.
 
-    def place_prepared_set(self, works: Sequence[Placement]) -> list[Selection | Exception | None]:
+        :param instead: see :meth:`moorage.scheduling.plugin_runner.PluginRunner.request`.
+        """
+        return work.policy.guard.request(lambda: self._place(work), instead)
+
+    def place_prepared_set(
+        self, works: Sequence[Placement], instead: Callable[[errors.MoorageError], None] | None = None
+    ) -> list[Selection | Exception | None]:
         """Selects nodes for several requests, each on top of the ones before, and claims them in few transactions.
 
         It awaits no claim of another request, and tries one node for each.
 
-        :param works: of different instances.
+        :param works: of different instances. :param instead: as for :meth:`place_prepared`.
         :returns: of each the selection, the error, or None: :meth:`place_prepared` has to place it.
         :raises PluginTimeout: a plugin hung; this process is about to end.
         """
-        return self._policy().guard.request(lambda: self._place_set(works, alike=False))
+        return self._policy().guard.request(lambda: self._place_set(works, alike=False), instead)
 
     def place_many(self, spec: RequestSpec, uuids: Sequence[str], request_id: str) -> list[Selection]:
         """Place several instances alike, each on top of the ones before; all of them or (by an error) none.

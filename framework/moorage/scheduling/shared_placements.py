@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from moorage import errors
 from moorage.gathering import Gathered, Gathering
+from moorage.rpc.server import incoming
 from moorage.scheduling.interface import RequestSpec
 from moorage.scheduling.placement import Placement, Selection
 from moorage.scheduling.scheduler import Scheduler
@@ -93,15 +94,29 @@ class SharedPlacements:
     def _place_turn(self, turn: Sequence[_Waiting]) -> None:
         """Places the requests of one turn."""
         works = [work for each in turn for work in each.works]
+        instead = self._answers_instead(turn)
         if len(works) == 1:
-            outcomes: Sequence[Outcome] = [self._scheduler.place_prepared(works[0])]
+            outcomes: Sequence[Outcome] = [self._scheduler.place_prepared(works[0], instead)]
         else:
-            outcomes = self._scheduler.place_prepared_set(works)
+            outcomes = self._scheduler.place_prepared_set(works, instead)
         first = 0
         for each in turn:
             each.outcome = outcomes[first : first + len(each.works)]
             first += len(each.works)
         self._report([each for each in outcomes if isinstance(each, Selection)])
+
+    def _answers_instead(self, turn: Sequence[_Waiting]) -> Callable[[errors.MoorageError], None] | None:
+        """Returns a function that answers all requests of a turn in place of this thread; None if the transport cannot do that."""
+        message = incoming()
+        gathering, answer_early = self._gathering, message.answer_early if message is not None else None
+        if gathering is None or answer_early is None:
+            return None
+
+        def answer(error: errors.MoorageError) -> None:
+            gathering.give_up(turn, error)
+            answer_early(error)
+
+        return answer
 
     def _report(self, selections: Sequence[Selection]) -> None:
         """Reports the selections that are on a host. An instance whose create was repeated may be on none by now."""

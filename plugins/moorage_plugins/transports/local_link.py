@@ -93,10 +93,17 @@ class Link:
 
     def shutdown(self) -> None:
         """Wakes readers and writers; they get the end of the connection or an error. Idempotent."""
+        self._shut(socket.SHUT_RDWR)
+
+    def end_reading(self) -> None:
+        """Has the peer's next :meth:`send` fail. What this side sends still arrives. Idempotent."""
+        self._shut(socket.SHUT_RD)
+
+    def _shut(self, how: int) -> None:
         with self._closing, contextlib.suppress(OSError):
             if not self._connection.closed:
                 with socket.socket(fileno=os.dup(self._connection.fileno())) as same:
-                    same.shutdown(socket.SHUT_RDWR)
+                    same.shutdown(how)
 
     def close(self) -> None:
         """Shut down and give the descriptor back; not while another thread reads. Idempotent."""

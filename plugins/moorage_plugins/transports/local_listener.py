@@ -6,7 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from oslo_log import log as logging
@@ -234,8 +234,21 @@ class LocalSubscription(Subscription):
                     "'%s' to topic '%s' waited too long for a thread; its caller is gone.", message.method, self._topic
                 )
                 return
-            message = Message(message.method, message.args, message.origin, message.context, message.version, left)
-        self._reply(request.reply_to, wire.answer(self._handler, message, self._settings.max_bytes))
+        else:
+            left = None
+        link, method, limit = request.reply_to, message.method, self._settings.max_bytes
+        unanswered = threads_module.lock()
+
+        def answer_early(error: errors.MoorageError) -> None:
+            if unanswered.acquire(blocking=False):
+                # The thread that hangs reads no further request. Its caller opens another connection for the next one.
+                link.end_reading()
+                self._reply(link, wire.error_answer(error, method, limit))
+
+        message = replace(message, timeout=left, answer_early=answer_early)
+        reply = wire.answer(self._handler, message, limit)
+        if unanswered.acquire(blocking=False):
+            self._reply(link, reply)
 
     def _absorb(self, message: Message) -> None:
         wire.absorb(self._handler, message, self._topic)

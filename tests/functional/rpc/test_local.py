@@ -90,6 +90,43 @@ class LocalTests(unittest.TestCase):
     def sockets(self) -> list[Path]:
         return sorted(Path(self.folder).rglob("*.sock"))
 
+    def test_another_thread_answers_a_call_that_hangs_and_the_next_call_is_read(self) -> None:
+        release = threading.Event()
+        self.addCleanup(release.set)
+
+        def handle(message: Message) -> str:
+            if message.method == "hang":
+                assert message.answer_early is not None
+                threading.Thread(target=message.answer_early, args=(errors.Unavailable("it hangs"),)).start()
+                self.assertTrue(release.wait(PATIENCE))
+            return "late"
+
+        self.transport().serve("t", "one", handle)
+        caller = self.transport()
+        for _ in range(2):
+            with self.assertRaisesRegex(errors.Unavailable, "it hangs"):
+                caller.call("t", Message("hang"), timeout=PATIENCE)
+            self.assertEqual("late", caller.call("t", Message("other"), timeout=PATIENCE))
+        release.set()
+        for _ in range(3):
+            self.assertEqual("late", caller.call("t", Message("other"), timeout=PATIENCE))
+
+    def test_an_early_answer_that_comes_after_the_answer_changes_nothing(self) -> None:
+        given: list[Message] = []
+
+        def handle(message: Message) -> str:
+            given.append(message)
+            return "answered"
+
+        self.transport().serve("t", "one", handle)
+        caller = self.transport()
+        for _ in range(2):
+            self.assertEqual("answered", caller.call("t", Message("other"), timeout=PATIENCE))
+            answer_early = given[-1].answer_early
+            assert answer_early is not None
+            answer_early(errors.Unavailable("too late"))
+        self.assertEqual("answered", caller.call("t", Message("other"), timeout=PATIENCE))
+
     # -- who may talk ---------------------------------------------------------------------------------------------
 
     def test_key_and_folders_are_for_their_owner_only(self) -> None:

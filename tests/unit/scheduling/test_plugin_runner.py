@@ -11,6 +11,7 @@ import threading
 import unittest
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 from typing_extensions import override
 
@@ -211,6 +212,74 @@ class GuardTests(unittest.TestCase):
 
         with self.assertRaises(errors.NoValidHost):
             self.make().request(work)
+
+    # -- in the thread of the request -----------------------------------------------------------------------------
+
+    def test_a_hang_in_the_thread_of_the_request_is_answered_in_its_place(self) -> None:
+        guard = self.make(0.1)
+        answers: list[errors.MoorageError] = []
+        outcomes: list[str] = []
+
+        def ask() -> None:
+            self.hang(guard)
+            outcomes.append(threading.current_thread().name)
+
+        for times in (1, 2):
+            with contextlib.redirect_stderr(io.StringIO()):
+                asking = threading.Thread(target=lambda: guard.request(ask, answers.append), name="mine")
+                asking.start()
+                wait_until(lambda times=times: len(answers) == times, "the answer", 60)  # type: ignore[misc]
+            self.assertIsInstance(answers[-1], errors.PluginTimeout)
+            self.assertIn("'sleepy'", answers[-1].message)
+            self.release.set()
+            asking.join(60)
+            self.release.clear()
+            # The second one comes when nothing is watched.
+            wait_until(lambda: guard._watch._sleeps, "the watching thread sleeps", 60)
+        self.assertEqual((["mine"] * 2, [SLEEPY]), (outcomes, self.incidents.recorded))
+        wait_until(lambda: len(self.fatal) == 1, "the process is told to end", 60)
+
+    def test_a_request_in_its_own_thread_may_take_long_when_no_single_plugin_does(self) -> None:
+        guard = self.make(0.2)
+
+        def work() -> int:
+            with guard.slot() as slot:
+                for number in range(6):
+                    slot.begin(Plugin(f"quick-{number}"))
+                    self.release.wait(0.1)
+            return threading.get_ident()
+
+        self.assertEqual(threading.get_ident(), guard.request(work, self.fail))
+        self.assertEqual((self.incidents.recorded, self.fatal, guard._watch._requests), ([], [], {}))
+
+    def test_what_ends_a_request_in_its_own_thread_comes_out(self) -> None:
+        guard = self.make()
+        with self.assertRaises(plugin_isolation.PluginExit):
+            guard.request(lambda: sys.exit(5), self.fail)
+        with self.assertRaises(ZeroDivisionError):
+            guard.request(lambda: 1 / 0, self.fail)
+        self.assertEqual({}, guard._watch._requests)
+
+    def test_an_answer_that_fails_does_not_end_the_watch(self) -> None:
+        guard = self.make(0.1)
+        answers: list[errors.MoorageError] = []
+
+        def fails(error: errors.MoorageError) -> None:
+            raise OSError("the connection is lost")
+
+        with contextlib.redirect_stderr(io.StringIO()), self.assertLogs("moorage.scheduling.plugin_runner", "ERROR"):
+            for answer in (fails, answers.append):
+                threading.Thread(target=guard.request, args=(lambda: self.hang(guard), answer)).start()
+            wait_until(lambda: answers, "the other answer", 60)
+
+    def test_where_no_thread_can_be_started_to_watch_the_runner_raises_the_error(self) -> None:
+        guard = self.make(0.1)
+        with (
+            mock.patch.object(guard._watch, "is_there", return_value=False),
+            contextlib.redirect_stderr(io.StringIO()),
+            self.assertRaises(errors.PluginTimeout),
+        ):
+            guard.request(lambda: self.hang(guard), self.fail)
 
     def test_a_run_inside_of_a_run_gives_the_place_back(self) -> None:
         guard = self.make()

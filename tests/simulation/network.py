@@ -184,14 +184,17 @@ class SimNetwork(Network):
         left = call.until - self.kernel.now
         if left <= 0:
             return  # as the transports do
-        reply = parcel.target.handle_now(parcel.encoded, left)
-        self.kernel.point("reply", parcel.target.owner, guarded=True)
 
-        def arrive() -> None:
-            call.reply = reply
-            call.done.set()
+        def send(reply: bytes) -> None:
+            self.kernel.point("reply", parcel.target.owner, guarded=True)
 
-        self._carry(parcel.target.owner, parcel.source, arrive, self.weather.reply_lost)
+            def arrive() -> None:
+                call.reply = reply
+                call.done.set()
+
+            self._carry(parcel.target.owner, parcel.source, arrive, self.weather.reply_lost)
+
+        parcel.target.handle_call(parcel.encoded, left, send)
 
 
 class SimTransport(MemoryTransport):

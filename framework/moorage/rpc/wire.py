@@ -9,21 +9,22 @@ A message is an object with ``method``, ``args``, ``version``, and where present
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from oslo_log import log as logging
 
-from moorage import errors, plugin_isolation, randomness
+from moorage import errors, plugin_isolation, randomness, threads
 from moorage.json_text import writer
 from moorage.rpc.interface import Handler, Message, Origin
 
 __all__ = [
     "absorb",
     "answer",
+    "answer_once",
     "check_size",
     "dump",
-    "error_answer",
     "error_reply",
     "load",
     "message_from_data",
@@ -134,11 +135,33 @@ def answer(handler: Handler, message: Message, limit: int) -> bytes:
             # Not the caller's input is wrong: the handler is.
             raise TypeError(error.message) from error
     except Exception as error:  # noqa: BLE001  (whatever a handler raises is answered)
-        return error_answer(error, message.method, limit)
+        return _error_answer(error, message.method, limit)
 
 
-def error_answer(error: Exception, method: str, limit: int) -> bytes:
-    """Encodes the reply that carries an error to the caller of a method, in at most ``limit`` bytes."""
+def answer_once(
+    handler: Handler,
+    message: Message,
+    limit: int,
+    send: Callable[[bytes], None],
+    before_early: Callable[[], None] = lambda: None,
+) -> None:
+    """Sends one reply to a call: that of the handler, or the error that another thread gives before (:attr:`Message.answer_early`).
+
+    :param before_early: called before the reply of another thread is sent.
+    """
+    unanswered = threads.lock()
+
+    def answer_early(error: errors.MoorageError) -> None:
+        if unanswered.acquire(blocking=False):
+            before_early()
+            send(_error_answer(error, message.method, limit))
+
+    reply = answer(handler, replace(message, answer_early=answer_early), limit)
+    if unanswered.acquire(blocking=False):
+        send(reply)
+
+
+def _error_answer(error: Exception, method: str, limit: int) -> bytes:
     return dump(error_reply(error, method, limit), limit, "error")
 
 

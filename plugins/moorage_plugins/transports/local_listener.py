@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import socket
@@ -236,19 +237,15 @@ class LocalSubscription(Subscription):
                 return
         else:
             left = None
-        link, method, limit = request.reply_to, message.method, self._settings.max_bytes
-        unanswered = threads_module.lock()
-
-        def answer_early(error: errors.MoorageError) -> None:
-            if unanswered.acquire(blocking=False):
-                # The thread that hangs reads no further request. Its caller opens another connection for the next one.
-                link.end_reading()
-                self._reply(link, wire.error_answer(error, method, limit))
-
-        message = replace(message, timeout=left, answer_early=answer_early)
-        reply = wire.answer(self._handler, message, limit)
-        if unanswered.acquire(blocking=False):
-            self._reply(link, reply)
+        link = request.reply_to
+        wire.answer_once(
+            self._handler,
+            replace(message, timeout=left),
+            self._settings.max_bytes,
+            functools.partial(self._reply, link),
+            # The thread that hangs reads no further request. Its caller opens another connection for the next one.
+            link.end_reading,
+        )
 
     def _absorb(self, message: Message) -> None:
         wire.absorb(self._handler, message, self._topic)

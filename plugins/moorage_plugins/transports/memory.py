@@ -6,7 +6,7 @@ Messages are turned to JSON and back, so that what works here works with the oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -85,6 +85,11 @@ class _Job:
     reply: bytes | None = None
     done: threads_module.Event = field(default_factory=threads_module.event)
 
+    def answer(self, reply: bytes) -> None:
+        """Wakes the caller with the reply."""
+        self.reply = reply
+        self.done.set()
+
 
 class _Subscription(Subscription, Listener):
     """A served topic, with threads or, in a simulation, without."""
@@ -115,8 +120,7 @@ class _Subscription(Subscription, Listener):
         done, never_begun = self._requests.stop(drain_seconds)
         fanouts_done, _dropped = self._fanouts.stop(max(0.0, until - self._transport.clock.monotonic()))
         for job in never_begun:
-            job.reply = wire.refusal(errors.NoListener(f"Server '{self.server}' of topic '{self.topic}' stopped."))
-            job.done.set()
+            job.answer(wire.refusal(errors.NoListener(f"Server '{self.server}' of topic '{self.topic}' stopped.")))
         return done and fanouts_done
 
     @property
@@ -132,6 +136,11 @@ class _Subscription(Subscription, Listener):
             wire.absorb(self._handler, message, self.topic)
             return b'{"result":null}'
         return wire.answer(self._handler, message, self._transport.max_bytes)
+
+    @override
+    def handle_call(self, encoded: bytes, timeout: float, send: Callable[[bytes], None]) -> None:
+        message = wire.message_from_data(wire.load(encoded, "message"), timeout)
+        wire.answer_once(self._handler, message, self._transport.max_bytes, send)
 
     def request(self, job: _Job) -> None:
         """Queue a call or a cast; raises Busy or NoListener."""
@@ -153,8 +162,7 @@ class _Subscription(Subscription, Listener):
             return
         left = job.until - self._transport.clock.monotonic()
         if left > 0:
-            job.reply = self.handle_now(job.encoded, left)
-            job.done.set()
+            self.handle_call(job.encoded, left, job.answer)
 
     def _work_fanout(self, encoded: bytes) -> None:
         self.handle_now(encoded, None)

@@ -37,6 +37,10 @@ class Listener(abc.ABC):
     def handle_now(self, encoded: bytes, timeout: float | None) -> bytes:
         """Handle in this thread; returns the reply."""
 
+    @abc.abstractmethod
+    def handle_call(self, encoded: bytes, timeout: float, send: Callable[[bytes], None]) -> None:
+        """Handle a call in this thread, and send its reply, once: from this thread, or before from another one."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parcel:

@@ -13,7 +13,7 @@ import contextlib
 import contextvars
 import faulthandler
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self, TypeVar
 
 from oslo_context import context as oslo_context
@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 #: Seconds between the answer 503 and the end of the process, so that the answer gets out.
 _LAST_WORDS = 0.5
+#: Seconds without a request after which the thread that looks for hanging plugins ends.
+_IDLE = 10.0
 
 
 class NamedPlugin(Protocol):
@@ -121,61 +123,55 @@ class _Watched:
 class _HangWatch:
     """Finds hanging plugins among requests that their own threads do.
 
-    One thread looks at them ten times per deadline. It sleeps while there are none, so that an idle scheduler is not woken.
+    One thread looks at them ten times per deadline. It sleeps while there are none, and ends if none comes for long.
     """
 
     def __init__(self, clock: Clock, deadline: float) -> None:
         self._clock = clock
         self._deadline = deadline
         self._requests: dict[int, _Watched] = {}
-        #: Counts requests, so that a look knows whether there were any since the one before.
+        #: Counts requests, so that the thread knows whether there were any meanwhile.
         self._begun = 0
         self._sleeps = False
         self._wake = threads_module.event()
-        self._starting = threads_module.lock()
+        #: Guards the start and the end of the thread.
+        self._lock = threads_module.lock()
         self._thread: threads_module.Thread | None = None
-        self._closed = False
 
-    def is_there(self) -> bool:
-        """Returns whether a thread watches. Starts it, if the system starts one now."""
-        if self._thread is None and not self._closed:
-            with self._starting:
-                if self._thread is None:
-                    self._thread = threads_module.try_start(self._run, name="watch over plugins")
-        return self._thread is not None and not self._closed
-
-    @contextlib.contextmanager
-    def watched(self, progress: Callable[[int], Progress], hung: Callable[[], None]) -> Iterator[None]:
-        """Watches what the calling thread runs in the block.
+    def begin(self, progress: Callable[[int], Progress], hung: Callable[[], None]) -> bool:
+        """Watches what the calling thread runs until :meth:`end`. Returns False if the system starts no thread now to watch it.
 
         :param progress: what the thread of a number runs, and since when. :param hung: called by the watching thread if that hangs.
         """
         thread = threads_module.identity()
-        self._requests[thread] = _Watched(HangDetector(self._clock, self._deadline), progress, hung, thread)
-        self._begun += 1
+        with self._lock:
+            if self._thread is None:
+                self._thread = threads_module.try_start(self._run, name="watch over plugins")
+            if self._thread is None:
+                return False
+            self._requests[thread] = _Watched(HangDetector(self._clock, self._deadline), progress, hung, thread)
+            self._begun += 1
         # The watching thread says that it sleeps before it looks for requests a last time.
         if self._sleeps:
             self._wake.set()
-        try:
-            with plugin_isolation.isolate_plugin_call("select"):
-                yield
-        finally:
-            self._requests.pop(thread, None)
+        return True
 
-    def close(self) -> None:
-        """Ends the watching thread."""
-        self._closed = True
-        self._wake.set()
+    def end(self) -> None:
+        """Watches the calling thread no longer."""
+        self._requests.pop(threads_module.identity(), None)
 
     def _run(self) -> None:
-        pause = self._deadline / LOOKS
-        while not self._closed:
+        while True:
             begun = self._begun
-            self._clock.wait(self._wake, pause)
+            self._clock.wait(self._wake, self._deadline / LOOKS)
             self._wake.clear()
             self._look()
-            if begun == self._begun and not self._requests:
-                self._sleep()
+            if self._is_idle(begun) and not self._sleep():
+                return
+
+    def _is_idle(self, begun: int) -> bool:
+        """Returns whether there is no request, and was none since so many had begun."""
+        return begun == self._begun and not self._requests
 
     def _look(self) -> None:
         for thread, request in list(self._requests.items()):
@@ -186,12 +182,18 @@ class _HangWatch:
                 except Exception:
                     LOG.exception("A request whose plugin hangs could not be answered.")
 
-    def _sleep(self) -> None:
-        """Waits for the next request, or for the end."""
+    def _sleep(self) -> bool:
+        """Waits for the next request. Returns False if none came for long: the next one starts another thread."""
+        begun = self._begun
         self._sleeps = True
-        if not self._requests and not self._closed:
-            self._clock.wait(self._wake, None)
+        if not self._requests:
+            self._clock.wait(self._wake, _IDLE)
         self._sleeps = False
+        with self._lock:
+            if not self._is_idle(begun):
+                return True
+            self._thread = None
+            return False
 
 
 class PluginRunner:
@@ -247,9 +249,12 @@ class PluginRunner:
             called[:] = [plugin]
             return (running, running.calls), running.since
 
-        if instead is not None and self._watch.is_there():
-            with self._watch.watched(progress, lambda: instead(self._hung(called[0]))):
-                return work()
+        if instead is not None and self._watch.begin(progress, lambda: instead(self._hung(called[0]))):
+            try:
+                with plugin_isolation.isolate_plugin_call("select"):
+                    return work()
+            finally:
+                self._watch.end()
         # What the caller's thread knows of its request, for logs and decisions.
         variables, context = contextvars.copy_context(), oslo_context.get_current() or anonymous()
 
@@ -315,7 +320,6 @@ class PluginRunner:
     def close(self) -> None:
         """Take no more requests; does not wait for what hangs."""
         self._pool.close()
-        self._watch.close()
 
     def _hung(self, plugin: NamedPlugin) -> errors.PluginTimeout:
         reason = f"The {plugin.who} ran longer than {self._deadline:g} seconds and is taken for hung"

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from moorage import errors, plugin_isolation
 from moorage.clock import SystemClock
-from moorage.scheduling import filter_and_weigh
+from moorage.scheduling import filter_and_weigh, plugin_runner
 from moorage.scheduling.interface import HostFilter, HostWeigher
 from moorage.scheduling.plugin_runner import PluginRunner
 from moorage.testing import fleets
@@ -215,8 +215,10 @@ class GuardTests(unittest.TestCase):
 
     # -- in the thread of the request -----------------------------------------------------------------------------
 
-    def test_a_hang_in_the_thread_of_the_request_is_answered_in_its_place(self) -> None:
-        guard = self.make(0.1)
+    def test_a_hang_in_the_thread_of_the_request_is_answered_in_its_place(
+        self, guard: PluginRunner | None = None
+    ) -> None:
+        guard = guard or self.make(0.1)
         answers: list[errors.MoorageError] = []
         outcomes: list[str] = []
 
@@ -235,7 +237,7 @@ class GuardTests(unittest.TestCase):
             asking.join(60)
             self.release.clear()
             # The second one comes when nothing is watched.
-            wait_until(lambda: guard._watch._sleeps, "the watching thread sleeps", 60)
+            wait_until(lambda: guard._watch._sleeps or not guard._watch._thread, "the watching thread sleeps", 60)
         self.assertEqual((["mine"] * 2, [SLEEPY]), (outcomes, self.incidents.recorded))
         wait_until(lambda: len(self.fatal) == 1, "the process is told to end", 60)
 
@@ -260,6 +262,14 @@ class GuardTests(unittest.TestCase):
             guard.request(lambda: 1 / 0, self.fail)
         self.assertEqual({}, guard._watch._requests)
 
+    def test_the_thread_that_watches_ends_when_no_request_comes_and_the_next_one_starts_another(self) -> None:
+        with mock.patch.object(plugin_runner, "_IDLE", 0.01):
+            guard = self.make(0.1)
+            for _ in range(3):
+                guard.request(lambda: None, self.fail)
+                wait_until(lambda: guard._watch._thread is None, "the thread has ended", 60)
+            self.test_a_hang_in_the_thread_of_the_request_is_answered_in_its_place(guard)
+
     def test_an_answer_that_fails_does_not_end_the_watch(self) -> None:
         guard = self.make(0.1)
         answers: list[errors.MoorageError] = []
@@ -274,8 +284,11 @@ class GuardTests(unittest.TestCase):
 
     def test_where_no_thread_can_be_started_to_watch_the_runner_raises_the_error(self) -> None:
         guard = self.make(0.1)
+        with mock.patch("moorage.threads.try_start", return_value=None):
+            self.assertFalse(guard._watch.begin(lambda thread: None, self.fail))
+        self.assertEqual({}, guard._watch._requests)
         with (
-            mock.patch.object(guard._watch, "is_there", return_value=False),
+            mock.patch.object(guard._watch, "begin", return_value=False),
             contextlib.redirect_stderr(io.StringIO()),
             self.assertRaises(errors.PluginTimeout),
         ):

@@ -113,7 +113,9 @@ class Records:
         folder = self._folder / uuid
         end = self._clock.monotonic() + seconds
         while True:
-            folder.mkdir(exist_ok=True, mode=0o700)
+            # Not by exist_ok: it fails for a folder that another call removes at this moment.
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
             try:
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:

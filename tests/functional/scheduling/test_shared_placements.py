@@ -70,14 +70,14 @@ class SharedPlacementTests(unittest.TestCase):
         self.addCleanup(gate.set)
         alone, in_set = Scheduler.place_prepared, Scheduler.place_prepared_set
 
-        def held(scheduler: Scheduler, work: Placement) -> Selection:
+        def held(scheduler: Scheduler, work: Placement, *more: Any) -> Selection:
             if work.spec.instance_uuid == first["uuid"]:
                 gate.wait(60)
-            return alone(scheduler, work)
+            return alone(scheduler, work, *more)
 
-        def noted(scheduler: Scheduler, works: list[Placement]) -> Any:
+        def noted(scheduler: Scheduler, works: list[Placement], *more: Any) -> Any:
             self.sets.append([each.spec.instance_uuid for each in works])
-            return in_set(scheduler, works)
+            return in_set(scheduler, works, *more)
 
         with (
             mock.patch.object(Scheduler, "place_prepared", held),
@@ -240,10 +240,10 @@ class ApartTests(unittest.TestCase):
         first, second = plane.request(), plane.request()
         alone = Scheduler.place_prepared
 
-        def held(scheduler: Scheduler, work: Placement) -> Selection:
+        def held(scheduler: Scheduler, work: Placement, *more: Any) -> Selection:
             if work.spec.instance_uuid == first["uuid"]:
                 gate.wait(60)
-            return alone(scheduler, work)
+            return alone(scheduler, work, *more)
 
         def send(request: dict[str, Any]) -> Any:
             args = {"request": request, "request_id": request["uuid"]}

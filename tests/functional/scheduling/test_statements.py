@@ -17,8 +17,10 @@ from moorage.scheduling.plugin_failures import StoredPluginFailures
 from tests.functional.scheduling.plane import SOON, Plane
 from tests.servers import wait_until
 
-#: How the threads of the scheduler's guard are called.
-REQUESTS = "select"
+
+def is_of_requests(thread: str) -> bool:
+    """Returns whether a thread does requests: one of the scheduler's guard, or one that handles messages other than fanouts."""
+    return thread.startswith(("select", "rpc-scheduler-")) and "-fanout-" not in thread
 
 
 class StatementTests(unittest.TestCase):
@@ -29,7 +31,7 @@ class StatementTests(unittest.TestCase):
 
         def executes(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
             name = threading.current_thread().name
-            if name.startswith(REQUESTS) and not getattr(self.claiming, "now", False):
+            if is_of_requests(name) and not getattr(self.claiming, "now", False):
                 self.before_claim.append(statement)
 
         sa.event.listen(sa.Engine, "before_cursor_execute", executes)
@@ -60,7 +62,7 @@ class StatementTests(unittest.TestCase):
         self.assertEqual(1, len(self.select()["selections"]))
         made = self.plane.create()
         self.assertIn(made["host"], ("h1", "h2"))
-        self.assertTrue(self.claimed.startswith(REQUESTS), "claims are seen")
+        self.assertTrue(is_of_requests(self.claimed), "claims are seen")
         self.assertEqual([], self.before_claim)
 
     def test_a_dry_run_needs_no_store(self) -> None:

@@ -108,9 +108,10 @@ class Gathering(Generic[G]):
         return True
 
     def give_up(self, turn: Sequence[G], error: Exception) -> None:
-        """Gives the threads of a turn the error, without its leader, which hangs; what the leader sets later is not used.
+        """Ends the wait of a turn's threads with an error, because the leader of the turn hangs.
 
-        It leads until it returns. Until then the threads that come do their work alone after their patience.
+        What the leader sets later is ignored. It leads until it returns. Threads that come before that do their work alone when
+        their patience is over.
         """
         with self._lock:
             for each in turn[1:]:
@@ -175,7 +176,7 @@ class Gathering(Generic[G]):
 
 
 def _wake(each: Gathered[Any]) -> None:
-    """Wakes a thread that waits, once. The caller holds the lock."""
+    """Wakes the thread of some work, if it waits and was not woken yet. The caller holds the lock."""
     if each.woken is not None:
         each.woken.set()
         each.woken = None

@@ -148,7 +148,7 @@ class Sequencer:
 
 
 def _runs(ids: Sequence[int], longest: int) -> Iterator[Sequence[int]]:
-    """Parts of rising ids without a gap, each of a length that one statement takes."""
+    """Yields the parts of rising ids that have no gap, cut into parts of at most ``longest`` ids."""
     start = 0
     for place in range(1, len(ids) + 1):
         if place == len(ids) or place - start == longest or ids[place] != ids[place - 1] + 1:

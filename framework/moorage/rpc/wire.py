@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from oslo_log import log as logging
 
 from moorage import errors, plugin_isolation, randomness, threads
 from moorage.json_text import writer
+from moorage.read_only import replaced
 from moorage.rpc.interface import Handler, Message, Origin
 
 __all__ = [
@@ -145,9 +145,11 @@ def answer_once(
     send: Callable[[bytes], None],
     before_early: Callable[[], None] = lambda: None,
 ) -> None:
-    """Sends one reply to a call: that of the handler, or the error that another thread gives before (:attr:`Message.answer_early`).
+    """Has the handler work, and sends one reply: its outcome, or an error that another thread has sent by then.
 
-    :param before_early: called before the reply of another thread is sent.
+    That thread calls :attr:`moorage.rpc.interface.Message.answer_early`.
+
+    :param before_early: called before the error of another thread is sent.
     """
     unanswered = threads.lock()
 
@@ -156,7 +158,7 @@ def answer_once(
             before_early()
             send(_error_answer(error, message.method, limit))
 
-    reply = answer(handler, replace(message, answer_early=answer_early), limit)
+    reply = answer(handler, replaced(message, answer_early=answer_early), limit)
     if unanswered.acquire(blocking=False):
         send(reply)
 

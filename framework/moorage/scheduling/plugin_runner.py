@@ -102,34 +102,19 @@ class CallSlot:
         self.plugin = plugin
 
 
-class _Watched:
-    """Holds a request that its own thread does: what it runs, and what is called if that hangs."""
-
-    __slots__ = ("_detector", "_progress", "_thread", "hung")
-
-    def __init__(
-        self, detector: HangDetector, progress: Callable[[int], Progress], hung: Callable[[], None], thread: int
-    ) -> None:
-        self._detector = detector
-        self._progress = progress
-        self._thread = thread
-        self.hung = hung
-
-    def hangs(self) -> bool:
-        """Looks at what the thread runs. Returns whether that hangs."""
-        return self._detector.look(self._progress(self._thread))
-
-
 class _HangWatch:
-    """Finds hanging plugins among requests that their own threads do.
+    """Looks for requests that hang in the threads of their callers.
 
-    One thread looks at them ten times per deadline. It sleeps while there are none, and ends if none comes for long.
+    One thread looks at them after each pause. It sleeps while there are none, and ends if none comes within :data:`_IDLE` seconds.
+
+    :param pause: seconds between two looks.
     """
 
-    def __init__(self, clock: Clock, deadline: float) -> None:
+    def __init__(self, clock: Clock, pause: float) -> None:
         self._clock = clock
-        self._deadline = deadline
-        self._requests: dict[int, _Watched] = {}
+        self._pause = pause
+        #: By the number of the thread: whether its request hangs, and what is called then.
+        self._requests: dict[int, tuple[Callable[[], bool], Callable[[], None]]] = {}
         #: Counts requests, so that the thread knows whether there were any meanwhile.
         self._begun = 0
         self._sleeps = False
@@ -138,18 +123,18 @@ class _HangWatch:
         self._lock = threads_module.lock()
         self._thread: threads_module.Thread | None = None
 
-    def begin(self, progress: Callable[[int], Progress], hung: Callable[[], None]) -> bool:
-        """Watches what the calling thread runs until :meth:`end`. Returns False if the system starts no thread now to watch it.
+    def begin(self, hangs: Callable[[], bool], hung: Callable[[], None]) -> bool:
+        """Has the request of the calling thread watched until :meth:`end`. Returns False if no watching thread can be started.
 
-        :param progress: what the thread of a number runs, and since when. :param hung: called by the watching thread if that hangs.
+        :param hangs: returns whether the request hangs; called once in each look.
+        :param hung: called by the watching thread when the request hangs.
         """
-        thread = threads_module.identity()
         with self._lock:
             if self._thread is None:
                 self._thread = threads_module.try_start(self._run, name="watch over plugins")
             if self._thread is None:
                 return False
-            self._requests[thread] = _Watched(HangDetector(self._clock, self._deadline), progress, hung, thread)
+            self._requests[threads_module.identity()] = hangs, hung
             self._begun += 1
         # The watching thread says that it sleeps before it looks for requests a last time.
         if self._sleeps:
@@ -157,33 +142,35 @@ class _HangWatch:
         return True
 
     def end(self) -> None:
-        """Watches the calling thread no longer."""
+        """Ends the watch over the request of the calling thread."""
         self._requests.pop(threads_module.identity(), None)
 
     def _run(self) -> None:
         while True:
             begun = self._begun
-            self._clock.wait(self._wake, self._deadline / LOOKS)
+            self._clock.wait(self._wake, self._pause)
             self._wake.clear()
             self._look()
             if self._is_idle(begun) and not self._sleep():
                 return
 
     def _is_idle(self, begun: int) -> bool:
-        """Returns whether there is no request, and was none since so many had begun."""
+        """Returns whether no request runs, and none has begun since the count of requests was ``begun``."""
         return begun == self._begun and not self._requests
 
     def _look(self) -> None:
         for thread, request in list(self._requests.items()):
-            if request.hangs() and self._requests.get(thread) is request:
+            hangs, hung = request
+            if hangs() and self._requests.get(thread) is request:
                 del self._requests[thread]
                 try:
-                    request.hung()
+                    hung()
                 except Exception:
+                    # The thread still has to watch the other requests.
                     LOG.exception("A request whose plugin hangs could not be answered.")
 
     def _sleep(self) -> bool:
-        """Waits for the next request. Returns False if none came for long: the next one starts another thread."""
+        """Waits for the next request. Returns False if none came within :data:`_IDLE` seconds: this thread ends."""
         begun = self._begun
         self._sleeps = True
         if not self._requests:
@@ -226,7 +213,7 @@ class PluginRunner:
         self._pool = BoundedPool("select", clock, threads)
         #: What each thread runs, by its number.
         self._running: dict[int, CallSlot] = {}
-        self._watch = _HangWatch(clock, deadline)
+        self._watch = _HangWatch(clock, deadline / LOOKS)
         self._unbroken: dict[int, float] = {}
         self._blaming = threads_module.lock()
         self._blamed: set[NamedPlugin] = set()
@@ -249,7 +236,7 @@ class PluginRunner:
             called[:] = [plugin]
             return (running, running.calls), running.since
 
-        if instead is not None and self._watch.begin(progress, lambda: instead(self._hung(called[0]))):
+        if instead is not None and self._begin_watch(progress, lambda: instead(self._hung(called[0]))):
             try:
                 with plugin_isolation.isolate_plugin_call("select"):
                     return work()
@@ -266,6 +253,11 @@ class PluginRunner:
             return self._pool.call(work_of_request, self._deadline, progress)
         except Overdue as error:
             raise self._hung(called[0]) from error
+
+    def _begin_watch(self, progress: Callable[[int], Progress], hung: Callable[[], None]) -> bool:
+        """Has the plugins watched that the calling thread runs; see :meth:`_HangWatch.begin`."""
+        detector, thread = HangDetector(self._clock, self._deadline), threads_module.identity()
+        return self._watch.begin(lambda: detector.look(progress(thread)), hung)
 
     def slot(self) -> CallSlot:
         """Where this thread says which plugin it is calling; a context for one run of a pipeline."""

@@ -106,7 +106,10 @@ class SharedPlacements:
         self._report([each for each in outcomes if isinstance(each, Selection)])
 
     def _answers_instead(self, turn: Sequence[_Waiting]) -> Callable[[errors.MoorageError], None] | None:
-        """Returns a function that answers all requests of a turn in place of this thread; None if the transport cannot do that."""
+        """Returns a function that answers the requests of a turn with an error if the calling thread hangs.
+
+        None if the transport cannot answer a call from another thread.
+        """
         message = incoming()
         gathering, answer_early = self._gathering, message.answer_early if message is not None else None
         if gathering is None or answer_early is None:

@@ -148,14 +148,14 @@ class ActualStates:
             closer = [compared(row) for row in rows if not _runs_as_it_should(row, found.get(row.uuid))]
             self._judge_all(instances, closer, found, starting)
             self._resizes.confirm(closer, found)
+        if driver is not None and write_nodes is not None:
+            write_nodes(driver.nodes())
         if unknown is not None:
             # An instance in an operation is not among the known ones, and is looked up.
             unknown.remove_found(found, known)
-        if driver is not None and write_nodes is not None:
-            write_nodes(driver.nodes())
 
     def _placed(self) -> Set[str]:
-        """Reads which instances are on this host, from a store that does not keep what is seen of them."""
+        """Returns the uuids of this host's instances, for a store that cannot read them for a comparison."""
         return {record.uuid for record in self._tools.instances.by_hosts([self._host])}
 
     def _judge_all(

@@ -40,9 +40,11 @@ class UnknownWorkloads:
         return self.remove_found(self._driver.inspect(), known)
 
     def remove_found(self, found: Mapping[str, Observed], known: Set[str]) -> Mapping[str, DriverError]:
-        """Destroys those of the workloads that belong elsewhere, as :meth:`remove_all` does. Two reads for each that is not known.
+        """Destroys the found workloads whose instance does not belong on this host; see :meth:`remove_all`.
 
-        :param found: what the driver saw. :param known: instances that were here before it looked.
+        Reads two rows for each workload that is not known.
+
+        :param found: what the driver saw. :param known: instances that were on this host before the driver looked.
         """
         stuck = {}
         for uuid in found.keys() - known:

@@ -96,7 +96,7 @@ class Link:
         self._shut(socket.SHUT_RDWR)
 
     def end_reading(self) -> None:
-        """Has the peer's next :meth:`send` fail. What this side sends still arrives. Idempotent."""
+        """Makes each later :meth:`send` of the peer fail. The peer can still receive. Idempotent."""
         self._shut(socket.SHUT_RD)
 
     def _shut(self, how: int) -> None:

@@ -7,7 +7,7 @@ import functools
 import multiprocessing
 import os
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from oslo_log import log as logging
@@ -16,6 +16,7 @@ from typing_extensions import override
 from moorage import errors
 from moorage import threads as threads_module
 from moorage.clock import Clock
+from moorage.read_only import replaced
 from moorage.rpc import wire
 from moorage.rpc.interface import Handler, Message, Subscription
 from moorage.rpc.queues import OfferResult, WorkQueue
@@ -228,19 +229,18 @@ class LocalSubscription(Subscription):
         if request.reply_to is None:
             wire.absorb(self._handler, message, self._topic)
             return
-        if message.timeout is not None:
-            left = request.arrived + message.timeout - self._clock.monotonic()
+        left = message.timeout
+        if left is not None:
+            left += request.arrived - self._clock.monotonic()
             if left <= 0:
                 LOG.warning(
                     "'%s' to topic '%s' waited too long for a thread; its caller is gone.", message.method, self._topic
                 )
                 return
-        else:
-            left = None
         link = request.reply_to
         wire.answer_once(
             self._handler,
-            replace(message, timeout=left),
+            replaced(message, timeout=left),
             self._settings.max_bytes,
             functools.partial(self._reply, link),
             # The thread that hangs reads no further request. Its caller opens another connection for the next one.

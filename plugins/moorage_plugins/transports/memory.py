@@ -86,7 +86,7 @@ class _Job:
     done: threads_module.Event = field(default_factory=threads_module.event)
 
     def answer(self, reply: bytes) -> None:
-        """Wakes the caller with the reply."""
+        """Stores the reply, and wakes the caller."""
         self.reply = reply
         self.done.set()
 

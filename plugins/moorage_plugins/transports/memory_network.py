@@ -35,11 +35,11 @@ class Listener(abc.ABC):
 
     @abc.abstractmethod
     def handle_now(self, encoded: bytes, timeout: float | None) -> bytes:
-        """Handle in this thread; returns the reply."""
+        """Handles a message in the calling thread, and returns the reply. No other thread can answer in its place."""
 
     @abc.abstractmethod
     def handle_call(self, encoded: bytes, timeout: float, send: Callable[[bytes], None]) -> None:
-        """Handle a call in this thread, and send its reply, once: from this thread, or before from another one."""
+        """Handles a call in the calling thread, and sends one reply; see :func:`moorage.rpc.wire.answer_once`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -115,7 +115,7 @@ class GuardTests(unittest.TestCase):
         self.assertIn("'sleepy'", caught.exception.message)
         self.assertIn("restarted", caught.exception.message)
         self.assertEqual(self.incidents.recorded, [SLEEPY])
-        wait_until(lambda: len(self.fatal) == 1, "the process is told to end", 60)
+        wait_until(lambda: len(self.fatal) == 1, "the process is ended", 60)
         self.assertIn("sleepy", self.fatal[0])
 
     def test_a_request_may_take_long_when_no_single_plugin_does(self) -> None:
@@ -165,7 +165,7 @@ class GuardTests(unittest.TestCase):
         for each in threads:
             each.join()
         self.assertEqual((len(answers), self.incidents.recorded), (4, [SLEEPY]))
-        wait_until(lambda: len(self.fatal) == 1, "the process is told to end", 60)
+        wait_until(lambda: len(self.fatal) == 1, "the process is ended", 60)
 
     def test_a_timeout_of_the_work_itself_comes_out_and_so_does_an_answer_of_the_last_moment(self) -> None:
         def late() -> None:
@@ -215,10 +215,11 @@ class GuardTests(unittest.TestCase):
 
     # -- in the thread of the request -----------------------------------------------------------------------------
 
-    def test_a_hang_in_the_thread_of_the_request_is_answered_in_its_place(
-        self, guard: PluginRunner | None = None
-    ) -> None:
-        guard = guard or self.make(0.1)
+    def test_a_hang_in_the_thread_of_the_request_is_answered_in_its_place(self) -> None:
+        self.assert_hangs_are_answered(self.make(0.1))
+
+    def assert_hangs_are_answered(self, guard: PluginRunner) -> None:
+        """Asserts that two requests that hang in threads of their own are answered in their place."""
         answers: list[errors.MoorageError] = []
         outcomes: list[str] = []
 
@@ -239,7 +240,7 @@ class GuardTests(unittest.TestCase):
             # The second one comes when nothing is watched.
             wait_until(lambda: guard._watch._sleeps or not guard._watch._thread, "the watching thread sleeps", 60)
         self.assertEqual((["mine"] * 2, [SLEEPY]), (outcomes, self.incidents.recorded))
-        wait_until(lambda: len(self.fatal) == 1, "the process is told to end", 60)
+        wait_until(lambda: len(self.fatal) == 1, "the process is ended", 60)
 
     def test_a_request_in_its_own_thread_may_take_long_when_no_single_plugin_does(self) -> None:
         guard = self.make(0.2)
@@ -268,7 +269,7 @@ class GuardTests(unittest.TestCase):
             for _ in range(3):
                 guard.request(lambda: None, self.fail)
                 wait_until(lambda: guard._watch._thread is None, "the thread has ended", 60)
-            self.test_a_hang_in_the_thread_of_the_request_is_answered_in_its_place(guard)
+            self.assert_hangs_are_answered(guard)
 
     def test_an_answer_that_fails_does_not_end_the_watch(self) -> None:
         guard = self.make(0.1)
@@ -285,7 +286,7 @@ class GuardTests(unittest.TestCase):
     def test_where_no_thread_can_be_started_to_watch_the_runner_raises_the_error(self) -> None:
         guard = self.make(0.1)
         with mock.patch("moorage.threads.try_start", return_value=None):
-            self.assertFalse(guard._watch.begin(lambda thread: None, self.fail))
+            self.assertFalse(guard._watch.begin(lambda: False, self.fail))
         self.assertEqual({}, guard._watch._requests)
         with (
             mock.patch.object(guard._watch, "begin", return_value=False),

@@ -110,6 +110,7 @@ class Agent:
             platform.name,
             enabled=conf.scheduling.track_instance_changes,
             fields=declared_fields(conf),
+            largest=conf.rpc.max_message_bytes,
         )
         workers, instances, cast = (
             open_workers(platform, conf),

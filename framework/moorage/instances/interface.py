@@ -22,6 +22,7 @@ from moorage.context import acting_for
 from moorage.extensions import ExtensionPoint
 from moorage.read_only import fields_of
 from moorage.scheduling.interface import InstanceRecord, InstanceSource
+from moorage.scheduling.reporter import FlavorOf
 
 __all__ = [
     "API_VERSION",
@@ -170,6 +171,13 @@ class InstanceStore(InstanceSource):
     api_version: ClassVar[tuple[int, int]]
     #: The resource type of operations on its instances (``instance``).
     resource_type: ClassVar[str] = "instance"
+
+    def flavors_on(self, host: str) -> Sequence[FlavorOf]:
+        """Returns the uuid and the flavor of each instance on a host, as :meth:`by_hosts` has them.
+
+        A store may read less for it. An agent asks for this at each comparison with the schedulers.
+        """
+        return self.by_hosts([host])
 
     @abc.abstractmethod
     def insert(self, transaction: Any, instance: Instance) -> Instance:

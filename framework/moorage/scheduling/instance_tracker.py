@@ -41,6 +41,9 @@ _GRACE = 5.0
 _PACE = 0.0003
 #: Claims that are remembered before old ones are removed.
 _FEW_CLAIMED = 1000
+#: All instances of a host, as a range of uuids.
+_ALL: tuple[str, str | None] = ("", None)
+_NONE: frozenset[str] = frozenset()
 #: The number of a message has the service in its high bits, then the epoch, then the sequence.
 _SERVICE_SHIFT, _EPOCH_SHIFT = 96, 48
 
@@ -262,32 +265,39 @@ class InstanceTracker:
                     # An earlier message of the host must not move it back.
                     self._remember(uuid, number)
 
-    def sync(self, host: str, uuids: Sequence[str], digest: str | None, origin: Origin | None) -> bool:
-        """Compares the view with a host's list. Returns whether they agree; :meth:`stale` has the hosts that differ."""
+    def sync(
+        self,
+        host: str,
+        uuids: Sequence[str],
+        digest: str | None,
+        origin: Origin | None,
+        between: tuple[str, str | None] = _ALL,
+    ) -> bool:
+        """Compares the view with a host's list. Returns whether they agree; :meth:`stale` has the hosts that differ.
+
+        :param between: the list has the instances from the first uuid on and before the second one; None: up to the last one. A
+            list of a part that agrees says nothing of the others: the host stays stale until it has been read from the store.
+        """
         if not self._believes(host, origin):
             return True
         with self._lock:
             if self._heard(host, origin) < 0 or self._late:
                 # A newer message of the host was applied.
                 return True
-            if digest is not None:
-                agree = (len(uuids), digest) == self._view.digest(host)
-            else:
-                agree = self._view.of_host(host).keys() == set(uuids)
-            lacked = frozenset() if agree else self._lacked_claims(host, uuids, digest)
-            if agree or lacked:
-                agree = True
-                if self._stale or self._missed or self._lacked:
-                    self._stale.pop(host, None)
-                    self._missed.pop(host, None)
-                    self._lacked.pop(host, None)
-                if lacked:
-                    self._compare_later(host, lacked, len(uuids))
-            else:
+            lacked = self._lacked_claims(host, uuids, digest, between)
+            if lacked is None:
                 self._stale.setdefault(host, self._clock.monotonic())
-        if not agree:
+            elif between != _ALL:
+                lacked |= self._lacked.get(host, (0.0, _NONE))[1]
+            elif self._stale or self._missed or self._lacked:
+                self._stale.pop(host, None)
+                self._missed.pop(host, None)
+                self._lacked.pop(host, None)
+            if lacked:
+                self._compare_later(host, lacked, len(uuids))
+        if lacked is None:
             LOG.info("The view of host %s differs from its list of instances; the host is asked for all of them.", host)
-        return agree
+        return lacked is not None
 
     def _believes(self, host: str, origin: Origin | None) -> bool:
         """Returns whether the epoch of a message is confirmed. Call it without the lock: it may read the table of services."""
@@ -398,20 +408,26 @@ class InstanceTracker:
         """
         self._lacked[host] = self._clock.monotonic() + _GRACE + _PACE * size, frozenset(lacked)
 
-    def _lacked_claims(self, host: str, uuids: Sequence[str], digest: str | None) -> frozenset[str]:
-        """Returns the instances that a host lacks, if each was claimed less than five seconds ago or is being claimed.
+    def _lacked_claims(
+        self, host: str, uuids: Sequence[str], digest: str | None, between: tuple[str, str | None]
+    ) -> frozenset[str] | None:
+        """Returns the instances that a host lacks, each claimed less than five seconds ago or being claimed.
 
-        The host may have made its list before these claims. Empty if the host and the view differ in anything else.
+        The host may have made its list before these claims. None if the host and the view differ in anything else.
         """
-        here, listed = self._view.of_host(host), set(uuids)
+        if between == _ALL and digest is not None and (len(uuids), digest) == self._view.digest(host):
+            return _NONE
+        (first, before), here, listed = between, self._view.of_host(host), set(uuids)
+        if between != _ALL:
+            here = {uuid: each for uuid, each in here.items() if first <= uuid and (before is None or uuid < before)}
         lacking = here.keys() - listed
         claiming = self._claiming()
         agree = (
             len(here) - len(lacking) == len(listed)
             and all(uuid in claiming or self._just_claimed(uuid) for uuid in lacking)
-            and (digest is None or digest == instance_digest((uuid, here[uuid].flavorid) for uuid in listed))
+            and digest in (None, _digest(here, listed))
         )
-        return frozenset(lacking) if agree else frozenset()
+        return frozenset(lacking) if agree else None
 
     def _is_mere_claim(self, uuid: str) -> bool:
         """Returns whether no agent has sent a message about the claimed instance."""
@@ -424,6 +440,11 @@ class InstanceTracker:
     def _touch(self, uuid: str) -> None:
         for touched in self._readings:
             touched.add(uuid)
+
+
+def _digest(known: Mapping[str, InstanceRecord], uuids: Collection[str]) -> str:
+    """Returns the digest of some of the known instances."""
+    return instance_digest((uuid, known[uuid].flavorid) for uuid in uuids)
 
 
 def _own(record: InstanceRecord) -> InstanceRecord:

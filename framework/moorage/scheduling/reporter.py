@@ -9,7 +9,7 @@ Reports must be sent in the order of the commits. So an agent reports what it ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from oslo_log import log as logging
@@ -18,7 +18,7 @@ from moorage import errors
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.instance_fields import NO_FIELDS, FieldSet
 
-__all__ = ["AGENTS", "TOPIC", "Reporter", "Tracked"]
+__all__ = ["AGENTS", "TOPIC", "FlavorOf", "Reporter", "Tracked"]
 
 LOG = logging.getLogger(__name__)
 #: The topics of schedulers and agents.
@@ -26,14 +26,24 @@ TOPIC = "scheduler"
 AGENTS = "agent"
 #: Instances in one message at most. More of them are sent in several messages.
 _PER_MESSAGE = 1000
+#: Bytes of a comparison's message for each instance. A uuid has 39 with what separates it from the next one.
+_BYTES_COMPARED = 64
 
 
-class Tracked(Protocol):
-    """The attributes of an instance that are reported. InstanceRecord and the classes of stores have them."""
+class FlavorOf(Protocol):
+    """The attributes of an instance that are compared."""
 
     @property
     def uuid(self) -> str:
         """Returns the instance's uuid."""
+
+    @property
+    def flavorid(self) -> str:
+        """Returns the id of the flavor."""
+
+
+class Tracked(FlavorOf, Protocol):
+    """The attributes of an instance that are reported. InstanceRecord and the classes of stores have them."""
 
     @property
     def host(self) -> str:
@@ -42,10 +52,6 @@ class Tracked(Protocol):
     @property
     def node(self) -> str:
         """Returns the node of the instance."""
-
-    @property
-    def flavorid(self) -> str:
-        """Returns the id of the flavor."""
 
     @property
     def resources(self) -> Any:
@@ -68,10 +74,20 @@ class Reporter:
 
     :param enabled: ``[scheduling] track_instance_changes``; nothing is sent without it.
     :param fields: what is reported besides :class:`Tracked`; see :func:`moorage.scheduling.instance_fields.declared_fields`.
+    :param largest: bytes of a message at most: ``[rpc] max_message_bytes``.
     """
 
-    def __init__(self, sender: FanoutSender, host: str, *, enabled: bool = True, fields: FieldSet = NO_FIELDS) -> None:
+    def __init__(
+        self,
+        sender: FanoutSender,
+        host: str,
+        *,
+        enabled: bool = True,
+        fields: FieldSet = NO_FIELDS,
+        largest: int = 16 * 1024 * 1024,
+    ) -> None:
         self._fields = fields
+        self._most_compared = max(1, largest // _BYTES_COMPARED)
         self._sender = sender
         self._host = host
         self._enabled = enabled
@@ -131,14 +147,29 @@ class Reporter:
         self._update(instances)
         self.sync(instances)
 
-    def sync(self, instances: Sequence[Tracked]) -> None:
-        """Sends the uuids of all instances of the host and a digest, which schedulers compare with their view."""
+    def sync(self, instances: Sequence[FlavorOf]) -> None:
+        """Sends the uuids of all instances of the host and a digest, which schedulers compare with their view.
+
+        If they do not fit into one message, each of several messages has those from one uuid up to the first of the next message.
+        """
+        most = self._most_compared
+        if len(instances) <= most:
+            self._compare(instances, {})
+            return
+        ordered = sorted(instances, key=lambda each: each.uuid)
+        for start in range(0, len(ordered), most):
+            end = start + most
+            between = [ordered[start].uuid if start else "", ordered[end].uuid if end < len(ordered) else None]
+            self._compare(ordered[start:end], {"between": between})
+
+    def _compare(self, instances: Sequence[FlavorOf], more: Mapping[str, Any]) -> None:
         self._send(
             "sync_instance_info",
             {
                 "host_name": self._host,
                 "instance_uuids": [each.uuid for each in instances],
                 "digest": instance_digest((each.uuid, each.flavorid) for each in instances),
+                **more,
             },
         )
 

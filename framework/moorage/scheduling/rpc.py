@@ -172,10 +172,20 @@ class SchedulerEndpoint:
             self._tracker.delete(host_name, instance_uuid, _origin())
 
     @rpc_method
-    def sync_instance_info(self, host_name: str, instance_uuids: Sequence[str], digest: str | None = None) -> None:
-        """Compares the scheduler's instances of a host with those that its agent reports."""
+    def sync_instance_info(
+        self,
+        host_name: str,
+        instance_uuids: Sequence[str],
+        digest: str | None = None,
+        between: Sequence[str | None] = ("", None),
+    ) -> None:
+        """Compares the scheduler's instances of a host with those that its agent reports.
+
+        :param between: the list has all instances from the first uuid on and before the second one; None: up to the last one.
+        """
         if self._enabled:
-            self._tracker.sync(host_name, instance_uuids, digest, _origin())
+            first, before = between
+            self._tracker.sync(host_name, instance_uuids, digest, _origin(), (first or "", before))
 
     @rpc_method
     def claimed_instances(self, instances: Sequence[Any]) -> None:

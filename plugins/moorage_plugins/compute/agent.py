@@ -268,11 +268,11 @@ class ComputeAgent(LoopService):
         """Tells schedulers the instances of this host."""
         with self._lock:
             everything, self._report_all = self._report_all, None
-        records = self._tools.instances.by_hosts([self._tools.identity.host])
+        tools, host = self._tools, self._tools.identity.host
         if everything:
-            self._tools.reporter.host_started(records)
+            tools.reporter.host_started(tools.instances.by_hosts([host]))
         else:
-            self._tools.reporter.sync(records)
+            tools.reporter.sync(tools.instances.flavors_on(host))
 
     def _look(self, uuid: str) -> None:
         """Compares an instance with its row; only this agent can remove what the instance left here."""

@@ -124,6 +124,9 @@ _BY_HOSTS = {
     .order_by(instances.c.uuid)
     for more, columns in ((False, _RECORD), (True, (*_RECORD, *_MORE)))
 }
+_FLAVORS = sa.select(instances.c.uuid, instances.c.flavorid).where(
+    instances.c.host == sa.bindparam("of_host"), _OCCUPIES
+)
 _MEMBERS = (
     sa.select(instances.c.uuid, instances.c.node_uuid, instances.c.pending)
     .where(instances.c.server_group == sa.bindparam("of_group", type_=sa.String), _IN_GROUP, _OCCUPIES)
@@ -304,6 +307,11 @@ class ComputeInstances(InstanceStore, Reassignable):
     def by_hosts(self, hosts: Sequence[str]) -> Sequence[InstanceRecord]:
         with self._database.read() as tx:
             return self._records(tx.execute(_BY_HOSTS[bool(self._fields)], {"of_hosts": list(hosts)}).all())
+
+    @override
+    def flavors_on(self, host: str) -> Sequence[Any]:
+        with self._database.read() as tx:
+            return list(tx.execute(_FLAVORS, {"of_host": host}))
 
     def _records(self, rows: Sequence[Any]) -> list[InstanceRecord]:
         """Converts rows whose first columns are :data:`_RECORD`."""

@@ -6,19 +6,21 @@ A workload that this control plane never made is left alone unless ``[compute] d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
 from oslo_log import log as logging
 
 from moorage import errors
 from moorage.control_plane.interface import AgentTools
 from moorage.drivers.interface import ComputeDriver, DriverError, Observed
-from moorage.instances.interface import DEPARTURE
+from moorage.instances.interface import DEPARTURE, Instance
 from moorage.instances.moves import kept_source
 
 __all__ = ["UnknownWorkloads", "belongs_here", "newest_token"]
 
 LOG = logging.getLogger(__name__)
+#: Instances that one statement looks up.
+_TOGETHER = 500
 
 
 class UnknownWorkloads:
@@ -42,18 +44,26 @@ class UnknownWorkloads:
     def remove_found(self, found: Mapping[str, Observed], known: Set[str]) -> Mapping[str, DriverError]:
         """Destroys the found workloads whose instance does not belong on this host; see :meth:`remove_all`.
 
-        Reads two rows for each workload that is not known.
+        Reads the instances of workloads that are not known by one statement for :data:`_TOGETHER` of them, and two rows for each
+        that does not belong here: while many instances are built, most of the unknown ones were built during the look.
 
         :param found: what the driver saw. :param known: instances that were on this host before the driver looked.
         """
-        stuck = {}
-        for uuid in found.keys() - known:
-            try:
-                self.remove(uuid, found[uuid].token)
-            except DriverError as error:
-                LOG.warning("What is left of instance %s cannot be destroyed now: %s", uuid, error)
-                stuck[uuid] = error
+        stuck, unknown = {}, sorted(found.keys() - known)
+        for first in range(0, len(unknown), _TOGETHER):
+            some = unknown[first : first + _TOGETHER]
+            for uuid in set(some) - self._staying(some):
+                try:
+                    self.remove(uuid, found[uuid].token)
+                except DriverError as error:
+                    LOG.warning("What is left of instance %s cannot be destroyed now: %s", uuid, error)
+                    stuck[uuid] = error
         return stuck
+
+    def _staying(self, uuids: Sequence[str]) -> Set[str]:
+        """Returns those of the instances that belong on this host, without failed ones: these may hold no claim any more."""
+        found = self._tools.instances.find(uuids)
+        return {each.uuid for each in found if each.status != "error" and _is_here(each, self._tools.identity.host)}
 
     def has_left(self, uuid: str) -> bool:
         """Returns whether an instance was here before, or is elsewhere now: it was moved, evacuated or shelved."""
@@ -117,7 +127,12 @@ def belongs_here(tools: AgentTools, uuid: str) -> bool | None:
         found = tools.instances.get(uuid)
     except errors.NotFound:
         return None
-    return tools.identity.host in (found.host, found.pending.get("host"), kept_source(found.pending).get("host"))
+    return _is_here(found, tools.identity.host)
+
+
+def _is_here(instance: Instance, host: str) -> bool:
+    """Returns whether an instance is on a host, moves to it or may go back to it."""
+    return host in (instance.host, instance.pending.get("host"), kept_source(instance.pending).get("host"))
 
 
 def newest_token(driver: ComputeDriver, uuid: str) -> int:

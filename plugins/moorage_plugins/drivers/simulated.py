@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -114,13 +115,14 @@ class SimulatedDriver(ComputeDriver):
 
     @override
     def inspect(self) -> Mapping[str, Observed]:
-        found = {}
+        # Only the names are read under the lock: without it, one that is being replaced might be missed. A link that is replaced
+        # later has its earlier or its later text.
         with self._exclusive(), os.scandir(self._folder) as entries:
-            for entry in entries:
-                if entry.is_symlink() and (now := _read(entry.path)) and entry.name != _DRAFT:
-                    detail = "" if now.state is _RUNNING else f"It is {now.state.value}."
-                    found[entry.name] = Observed(now.token, now.state, None, detail)
-        return found
+            names = [entry.name for entry in entries if entry.is_symlink() and entry.name != _DRAFT]
+        try:
+            return {name: _observed(now.token, now.state) for name in names if (now := _read(self._path(name)))}
+        except OSError as error:
+            raise self._failure(error) from error
 
     # -- further powers -------------------------------------------------------------------------------------------
 
@@ -197,13 +199,21 @@ class SimulatedDriver(ComputeDriver):
                 fcntl.flock(locked[-1], fcntl.LOCK_EX)
             yield
         except OSError as error:
-            LOG.error("The folder %s failed: %s", self._folder, error)
-            raise DriverError(
-                f"the hypervisor's folder failed ({error.strerror}); the log of the agent names it"
-            ) from error
+            raise self._failure(error) from error
         finally:
             for descriptor in locked:
                 os.close(descriptor)
+
+    def _failure(self, error: OSError) -> DriverError:
+        """Logs an error of the system, and returns what is raised for it."""
+        LOG.error("The folder %s failed: %s", self._folder, error)
+        return DriverError(f"the hypervisor's folder failed ({error.strerror}); the log of the agent names it")
+
+
+@functools.lru_cache(1024)
+def _observed(token: int, state: WorkloadState) -> Observed:
+    """Makes what is seen of a workload. Most workloads of a host share one of few."""
+    return Observed(token, state, None, "" if state is _RUNNING else f"It is {state.value}.")
 
 
 def _started(now: _Content) -> _Content:

@@ -1011,7 +1011,7 @@ class AgentTests(unittest.TestCase):
 
     def test_a_comparison_survives_a_store_that_is_away(self) -> None:
         agent = self.started()
-        away = mock.patch.object(self.fleet.instances, "by_hosts", side_effect=errors.StoreUnavailable("away"))
+        away = mock.patch.object(self.fleet.instances, "flavors_on", side_effect=errors.StoreUnavailable("away"))
         with self.assertLogs("moorage.work.work_loop", "WARNING"), away as reading:
             for tries in (1, 2):
                 agent.tell_instances(everything=False)
@@ -1076,6 +1076,20 @@ class AgentTests(unittest.TestCase):
         fleet.store.release(other)
         agent.look_at_instance(other)
         wait_until(lambda: not fleet.running(), "what is left to go", SOON)
+
+    def test_what_was_built_during_the_look_at_the_hypervisor_is_looked_up_by_one_statement(self) -> None:
+        agent, fleet = self.started(), self.fleet
+        belonging = [fleet.place() for _ in range(20)]
+        for uuid in belonging:
+            agent.build_instance(uuid)
+        self.await_rows()
+        gone = str(uuid_module.uuid4())
+        self.give_tokens(gone, 1)
+        agent._driver.spawn(Workload(uuid=gone), 1)
+        with mock.patch.object(fleet.instances, "get", wraps=fleet.instances.get) as get:
+            agent._unknown.remove_all(set())
+        self.assertEqual([mock.call(gone)], get.mock_calls)
+        self.assertEqual(set(belonging), fleet.running().keys())
 
     def give_tokens(self, uuid: str, last: int) -> None:
         """Has operations on an instance that is gone: their tokens stay known."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import unittest
+import uuid
 from typing import Any
 
 from hypothesis import given
@@ -89,6 +90,30 @@ class ReporterTests(unittest.TestCase):
         args = self.last("sync_instance_info")
         self.assertEqual(args["instance_uuids"], ["u1", "u2"])
         self.assertEqual(args["digest"], instance_digest([("u2", "big"), ("u1", "small")]))
+
+    def test_a_comparison_that_no_message_holds_is_sent_in_ranges_of_uuids(self) -> None:
+        instances = [InstanceRecord(f"u{number}", "h", "n", f"f{number}", {}) for number in (3, 1, 4, 2, 5)]
+        Reporter(self.wire, "h", largest=2 * 64 + 63).sync(instances)
+        self.assertEqual(
+            [
+                {"host_name": "h", "instance_uuids": uuids, "digest": instance_digest(pairs), "between": between}
+                for uuids, pairs, between in (
+                    (["u1", "u2"], [("u1", "f1"), ("u2", "f2")], ["", "u3"]),
+                    (["u3", "u4"], [("u3", "f3"), ("u4", "f4")], ["u3", "u5"]),
+                    (["u5"], [("u5", "f5")], ["u5", None]),
+                )
+            ],
+            [args for _, method, args in self.wire.messages if method == "sync_instance_info"],
+        )
+
+    def test_the_comparison_of_as_many_as_one_message_takes_fits_into_it(self) -> None:
+        many = [InstanceRecord(str(uuid.uuid4()), "h" * 255, "n", "small", {}) for _ in range(200)]
+        for count in (100, 101, 200):
+            del self.wire.messages[:]
+            Reporter(self.wire, "h" * 255, largest=6400).sync(many[:count])
+            self.assertEqual(1 if count == 100 else 2, len(self.wire.messages))
+            for _, _, args in self.wire.messages:
+                self.assertLess(len(json.dumps(args)), 6400)
 
     def test_without_tracking_nothing_is_sent(self) -> None:
         silent = Reporter(self.wire, "h", enabled=False)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from oslo_config import cfg
 from moorage.drivers.interface import DriverError, DriverTools, Workload
 from moorage.testing.clock import ManualClock
 from moorage_plugins.compute import options
+from moorage_plugins.drivers import simulated
 from moorage_plugins.drivers.simulated import SimulatedDriver
 from tests import hypervisors
 
@@ -55,6 +57,29 @@ class DriverTests(unittest.TestCase):
             self.assertEqual([(uuid, 2)], [(each.uuid, each.token) for each in hypervisors.found(self.state_dir)])
             self.driver.destroy(uuid, 2)
             self.assertEqual([], list(self.folder.iterdir()))
+
+    def test_other_calls_go_on_while_workloads_are_read(self) -> None:
+        for uuid in ("a", "b", "c"):
+            self.driver.spawn(flavor(uuid), 1)
+        read = simulated._read
+        begun: list[str] = []
+
+        def read_late(path: str) -> Any:
+            """Another agent changes the host between the names and the first workload."""
+            if not begun:
+                begun.append(path)
+                folder = os.open(self.folder, os.O_RDONLY)
+                self.addCleanup(os.close, folder)
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(folder, fcntl.LOCK_UN)
+                self.driver.stop("b", 1, 1)
+                self.driver.destroy("c", 1)
+                self.driver.spawn(flavor("d"), 1)
+            return read(path)
+
+        with mock.patch.object(simulated, "_read", side_effect=read_late):
+            found = self.make().inspect()
+        self.assertEqual({"a": "running", "b": "stopped"}, {uuid: each.state.value for uuid, each in found.items()})
 
     def test_delays_are_those_of_the_flavor_else_of_the_configuration(self) -> None:
         self.driver.spawn(flavor("a"), 1)

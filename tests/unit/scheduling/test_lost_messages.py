@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moorage.scheduling.digest import instance_digest
 from moorage.scheduling.fleet_view import FleetView
 from moorage.scheduling.instance_tracker import InstanceTracker
 from moorage.scheduling.interface import InstanceRecord
+from moorage.scheduling.reporter import Reporter
 from moorage.testing.clock import ManualClock
 from tests import cases, seeded
 from tests.unit.scheduling.simulation import SIZES, Simulation
@@ -119,6 +124,49 @@ class LostMessageTests(unittest.TestCase):
         self.assertEqual({"claiming", "other", "new"}, set(view.of_host("h")))
         tracker.update("h", [], None, replace=True)
         self.assertEqual({"claiming", "new"}, set(view.of_host("h")))
+
+    @given(
+        st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(("small", "large"))),
+        st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(("small", "large"))),
+        st.integers(1, 4),
+    )
+    def test_a_comparison_in_parts_finds_what_one_of_the_whole_finds(
+        self, known: dict[str, str], held: dict[str, str], most: int
+    ) -> None:
+        whole = InstanceTracker(FleetView(), ManualClock())
+        parts = InstanceTracker(FleetView(), ManualClock())
+
+        def told(tracker: InstanceTracker, largest: int) -> list[bool]:
+            agrees = []
+
+            class Wire:
+                def fanout(self, topic: str, method: str, args: dict[str, Any]) -> None:
+                    between = args.get("between", ("", None))
+                    agrees.append(tracker.sync("h", args["instance_uuids"], args["digest"], None, tuple(between)))
+
+            Reporter(Wire(), "h", largest=largest).sync([record(*each) for each in held.items()])
+            return agrees
+
+        def record(uuid: str, flavorid: str) -> InstanceRecord:
+            return InstanceRecord(uuid, "h", "n", flavorid, {"VCPU": 1}, "p")
+
+        for tracker in (whole, parts):
+            tracker.update("h", [record(*each) for each in known.items()], None, replace=True)
+        self.assertEqual([known == held], told(whole, 64 * 8))
+        self.assertEqual(known == held, all(told(parts, 64 * most)))
+        self.assertEqual(whole.stale().keys(), parts.stale().keys())
+
+    def test_a_comparison_in_parts_keeps_what_earlier_parts_lacked(self) -> None:
+        view, clock = FleetView(), ManualClock()
+        tracker = InstanceTracker(view, clock)
+        tracker.update("h", [], None, replace=True)
+        tracker.claimed([InstanceRecord(uuid, "h", "n", "small", {"VCPU": 1}, "p") for uuid in ("a", "y")])
+        for between in (("", "m"), ("m", "s"), ("s", None)):
+            self.assertTrue(tracker.sync("h", [], instance_digest([]), None, between))
+        # The agent reports the last one, and nothing more of the first one.
+        tracker.update("h", [InstanceRecord("y", "h", "n", "small", {"VCPU": 1}, "p")], None)
+        clock.advance(60.0)
+        self.assertEqual(["h"], tracker.take_missed(2.0))
 
     def test_a_comparison_made_before_a_claim_finds_no_fault_with_it(self) -> None:
         view, clock = FleetView(), ManualClock()

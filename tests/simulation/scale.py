@@ -52,9 +52,9 @@ from moorage.fleet.nodes import NodeStore
 from moorage.instances.delete import Deleter
 from moorage.journal import sequencer
 from moorage.rpc.server import rpc_method
-from moorage.scheduling import reporter
 from moorage.services import heartbeat
 from moorage.services.registry import ServiceRegistry
+from moorage_plugins.compute.agent import ComputeAgent
 from tests.simulation import runner
 from tests.simulation.kernel import Process, Stalled, Violation
 from tests.simulation.schedules import RandomChoice
@@ -655,14 +655,14 @@ def _answered_apart() -> None:
 
 
 def _told_apart() -> None:
-    compare = reporter.Reporter.sync
+    tell = ComputeAgent._tell
 
-    def sync(self: Any, instances: Sequence[Any]) -> None:
-        for each in instances:
-            self._update([each])
-        compare(self, instances)
+    def tell_apart(self: Any) -> None:
+        for each in self._tools.instances.by_hosts([self._tools.identity.host]):
+            self._tools.reporter.created([each])
+        tell(self)
 
-    reporter.Reporter.sync = sync  # type: ignore[method-assign]
+    ComputeAgent._tell = tell_apart  # type: ignore[method-assign]
 
 
 #: Errors to plant, which the laws must find.

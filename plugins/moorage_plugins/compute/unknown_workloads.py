@@ -44,15 +44,18 @@ class UnknownWorkloads:
     def remove_found(self, found: Mapping[str, Observed], known: Set[str]) -> Mapping[str, DriverError]:
         """Destroys the found workloads whose instance does not belong on this host; see :meth:`remove_all`.
 
-        Reads the instances of workloads that are not known by one statement for :data:`_TOGETHER` of them, and two rows for each
-        that does not belong here: while many instances are built, most of the unknown ones were built during the look.
+        One statement reads the instances of :data:`_TOGETHER` workloads that are not known. While many instances are built, most of
+        these were built during the look, and belong here. Each other one costs two or three statements.
 
         :param found: what the driver saw. :param known: instances that were on this host before the driver looked.
         """
         stuck, unknown = {}, sorted(found.keys() - known)
         for first in range(0, len(unknown), _TOGETHER):
             some = unknown[first : first + _TOGETHER]
-            for uuid in set(some) - self._staying(some):
+            staying = self._staying(some)
+            for uuid in some:
+                if uuid in staying:
+                    continue
                 try:
                     self.remove(uuid, found[uuid].token)
                 except DriverError as error:
@@ -61,7 +64,7 @@ class UnknownWorkloads:
         return stuck
 
     def _staying(self, uuids: Sequence[str]) -> Set[str]:
-        """Returns those of the instances that belong on this host, without failed ones: these may hold no claim any more."""
+        """Returns the instances that belong on this host and have not failed: a failed one may hold no claim any more."""
         found = self._tools.instances.find(uuids)
         return {each.uuid for each in found if each.status != "error" and _is_here(each, self._tools.identity.host)}
 

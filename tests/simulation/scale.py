@@ -655,6 +655,7 @@ def _answered_apart() -> None:
 
 
 def _told_apart() -> None:
+    """Has agents report each instance by a message of its own before each comparison."""
     tell = ComputeAgent._tell
 
     def tell_apart(self: Any) -> None:

@@ -145,11 +145,11 @@ def answer_once(
     send: Callable[[bytes], None],
     before_early: Callable[[], None] = lambda: None,
 ) -> None:
-    """Has the handler work, and sends one reply: its outcome, or an error that another thread has sent by then.
+    """Calls the handler, and sends one reply to the caller: the handler's outcome, unless another thread has sent an error before.
 
-    That thread calls :attr:`moorage.rpc.interface.Message.answer_early`.
+    The other thread sends it by :attr:`moorage.rpc.interface.Message.answer_early`.
 
-    :param before_early: called before the error of another thread is sent.
+    :param before_early: called before the error of the other thread is sent.
     """
     unanswered = threads.lock()
 

@@ -9,6 +9,7 @@ Reports must be sent in the order of the commits. So an agent reports what it ha
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -31,7 +32,7 @@ _BYTES_COMPARED = 64
 
 
 class FlavorOf(Protocol):
-    """The attributes of an instance that are compared."""
+    """The attributes of an instance that agents and schedulers compare."""
 
     @property
     def uuid(self) -> str:
@@ -43,7 +44,7 @@ class FlavorOf(Protocol):
 
 
 class Tracked(FlavorOf, Protocol):
-    """The attributes of an instance that are reported. InstanceRecord and the classes of stores have them."""
+    """The attributes of an instance that agents report to schedulers. InstanceRecord and the classes of stores have them."""
 
     @property
     def host(self) -> str:
@@ -84,7 +85,7 @@ class Reporter:
         *,
         enabled: bool = True,
         fields: FieldSet = NO_FIELDS,
-        largest: int = 16 * 1024 * 1024,
+        largest: int = sys.maxsize,
     ) -> None:
         self._fields = fields
         self._most_compared = max(1, largest // _BYTES_COMPARED)

@@ -155,7 +155,7 @@ class ActualStates:
             unknown.remove_found(found, known)
 
     def _placed(self) -> Set[str]:
-        """Returns the uuids of this host's instances, for a store that cannot read them for a comparison."""
+        """Returns the uuids of this host's instances, from a store that keeps no actual states."""
         return {record.uuid for record in self._tools.instances.by_hosts([self._host])}
 
     def _judge_all(

@@ -6,7 +6,7 @@ A workload that this control plane never made is left alone unless ``[compute] d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from oslo_log import log as logging
 
@@ -49,24 +49,26 @@ class UnknownWorkloads:
 
         :param found: what the driver saw. :param known: instances that were on this host before the driver looked.
         """
-        stuck, unknown = {}, sorted(found.keys() - known)
-        for first in range(0, len(unknown), _TOGETHER):
-            some = unknown[first : first + _TOGETHER]
-            staying = self._staying(some)
-            for uuid in some:
-                if uuid in staying:
-                    continue
-                try:
-                    self.remove(uuid, found[uuid].token)
-                except DriverError as error:
-                    LOG.warning("What is left of instance %s cannot be destroyed now: %s", uuid, error)
-                    stuck[uuid] = error
+        stuck = {}
+        for uuid in self._without_place(sorted(found.keys() - known)):
+            try:
+                self.remove(uuid, found[uuid].token)
+            except DriverError as error:
+                LOG.warning("What is left of instance %s cannot be destroyed now: %s", uuid, error)
+                stuck[uuid] = error
         return stuck
 
-    def _staying(self, uuids: Sequence[str]) -> Set[str]:
-        """Returns the instances that belong on this host and have not failed: a failed one may hold no claim any more."""
-        found = self._tools.instances.find(uuids)
-        return {each.uuid for each in found if each.status != "error" and _is_here(each, self._tools.identity.host)}
+    def _without_place(self, uuids: Sequence[str]) -> Iterator[str]:
+        """Yields the uuids without those of instances that belong on this host and have not failed.
+
+        A failed instance may hold no claim any more.
+        """
+        host = self._tools.identity.host
+        for start in range(0, len(uuids), _TOGETHER):
+            some = uuids[start : start + _TOGETHER]
+            found = self._tools.instances.find(some)
+            staying = {each.uuid for each in found if each.status != "error" and _is_here(each, host)}
+            yield from (uuid for uuid in some if uuid not in staying)
 
     def has_left(self, uuid: str) -> bool:
         """Returns whether an instance was here before, or is elsewhere now: it was moved, evacuated or shelved."""

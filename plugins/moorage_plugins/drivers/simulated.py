@@ -212,7 +212,7 @@ class SimulatedDriver(ComputeDriver):
 
 @functools.lru_cache(1024)
 def _observed(token: int, state: WorkloadState) -> Observed:
-    """Makes what is seen of a workload. Most workloads of a host share one of few."""
+    """Returns what :meth:`SimulatedDriver.inspect` says of a workload. Workloads with the same token and state share one object."""
     return Observed(token, state, None, "" if state is _RUNNING else f"It is {state.value}.")
 
 

@@ -136,7 +136,8 @@ class LostMessageTests(unittest.TestCase):
         whole = InstanceTracker(FleetView(), ManualClock())
         parts = InstanceTracker(FleetView(), ManualClock())
 
-        def told(tracker: InstanceTracker, largest: int) -> list[bool]:
+        def compare(tracker: InstanceTracker, largest: int) -> list[bool]:
+            """Returns whether each message of a comparison agrees with the view."""
             agrees = []
 
             class Wire:
@@ -152,8 +153,8 @@ class LostMessageTests(unittest.TestCase):
 
         for tracker in (whole, parts):
             tracker.update("h", [record(*each) for each in known.items()], None, replace=True)
-        self.assertEqual([known == held], told(whole, 64 * 8))
-        self.assertEqual(known == held, all(told(parts, 64 * most)))
+        self.assertEqual([known == held], compare(whole, 64 * 8))
+        self.assertEqual(known == held, all(compare(parts, 64 * most)))
         self.assertEqual(whole.stale().keys(), parts.stale().keys())
 
     def test_a_comparison_in_parts_keeps_what_earlier_parts_lacked(self) -> None:

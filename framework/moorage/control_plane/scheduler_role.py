@@ -30,7 +30,7 @@ from moorage.instances.move_claims import MoveClaimer
 from moorage.instances.move_requests import MovesEndpoint
 from moorage.instances.move_reverts import MoveReverts
 from moorage.instances.observed_claims import ObservedClaimer, ObservedSetClaimer
-from moorage.journal.sequencer import GATHER, POLL, Sequencer
+from moorage.journal.sequencer import GATHER, LONGEST_REST, POLL, REST, Sequencer
 from moorage.rpc.server import RpcDispatcher, endpoints_of
 from moorage.scheduling import filter_and_weigh
 from moorage.scheduling.decisions import StoredRefusals
@@ -168,7 +168,7 @@ class SchedulerRole:
         )
         self._sequencer = Sequencer(platform.database)
         recorded = platform.database.recorded
-        self._on_demand(_NUMBERING, self._sequencer.number, POLL, self._sequencer.waits, wake=recorded, gather=GATHER)
+        self._on_demand(_NUMBERING, self._number_and_rest, POLL, self._sequencer.waits, wake=recorded, gather=GATHER)
         stores = RetryStores(platform.database, store, instances, workers, source, groups, availability)
         retries = BuildRetries(stores, self._scheduler, platform.clock, view.down_hosts, placed, cast, platform.tell)
         self._on_demand("retries of builds", retries.tick, _STATES, retries.found)
@@ -213,6 +213,13 @@ class SchedulerRole:
         wake = wake or threads.event()
         self._periodic.append(PeriodicLoop(self._platform, name, work, None, wake=wake, gather=gather))
         self._looks[name] = seconds, lambda transaction: wake.set if is_due(transaction) else None
+
+    def _number_and_rest(self) -> None:
+        """Numbers events, and waits before the next numbering: the longer, the longer this one took."""
+        clock = self._platform.clock
+        began = clock.monotonic()
+        self._sequencer.number()
+        clock.sleep(min(LONGEST_REST, REST * (clock.monotonic() - began)))
 
     def reload(self, conf: cfg.ConfigOpts) -> None:
         """New filters, weighers and limits, all or (by an error) none; a request keeps what it began with."""

@@ -20,14 +20,17 @@ from moorage import randomness
 from moorage.db import MICROSECONDS, Database, Duplicate, now
 from moorage.db.tables import event_sequence, events
 
-__all__ = ["GATHER", "POLL", "Sequencer"]
+__all__ = ["GATHER", "LONGEST_REST", "POLL", "REST", "Sequencer"]
 
 LOG = logging.getLogger(__name__)
 
 #: Seconds between looks for events that other processes recorded.
 POLL = 1.0
 #: Seconds that events of this process wait for others, so that one transaction numbers them all.
-GATHER = 0.5
+GATHER = 0.1
+#: Seconds of rest for each second that a numbering took, and at most. Other writers of SQLite wait for a numbering: for many short
+#: ones where there are some hundred requests per second, and for few long ones, which cost less, where writers are always waiting.
+REST, LONGEST_REST = 4.0, 0.4
 #: Seconds that the lease lasts after each numbering.
 _LEASE = 5.0
 #: Events that one transaction numbers, and how many of these batches it numbers at most when it is behind.

@@ -5,6 +5,10 @@ A thread that finds no leader does its work at once. Threads that come meanwhile
 leads the next turn: it does its own work and that of the others, up to a limit. So work is done in the first or second turn after
 it came, as long as the limit is not reached.
 
+Work that another process does has two parts: to ask for it, and to wait for the answer. A leader that has its answer asks for
+the work of the next turn before any thread of its own turn goes on. So the other process does not have to wait until the next
+leader runs, for which many threads may keep it waiting.
+
 No thread waits without limit. One whose turn does not begin in time does its work alone.
 """
 
@@ -27,6 +31,17 @@ LOG = logging.getLogger(__name__)
 R = TypeVar("R")
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Holds a turn that was begun.
+
+    :ivar end: waits for the end of the work and sets the outcomes; None if the work is done or has failed.
+    """
+
+    works: Sequence[Gathered[Any]]
+    end: Callable[[], None] | None
+
+
 @dataclass(slots=True, eq=False)
 class Gathered(Generic[R]):
     """Holds the work of one thread, and what came of it. A subclass adds what is to be done."""
@@ -37,6 +52,9 @@ class Gathered(Generic[R]):
     alone: bool = field(default=False, kw_only=True)
     #: Set when the work is done, and when its thread has to lead; None: the thread does not wait, or was woken.
     woken: threads.Latch | None = field(default=None, init=False)
+    #: Its thread was chosen to lead the next turn, which the leader before it may have begun.
+    leads: bool = field(default=False, init=False)
+    begun: _Turn | None = field(default=None, init=False)
 
     @property
     def decided(self) -> bool:
@@ -55,8 +73,9 @@ G = TypeVar("G", bound=Gathered[Any])
 class Gathering(Generic[G]):
     """Shares one kind of work among threads. Safe for use by several threads.
 
-    :param work: does the work of one turn. It sets the outcome of each, or ``alone``. An error that it raises becomes the error of
-        each whose outcome it has not set, and is logged if there is none.
+    :param work: does the work of one turn: it sets the outcome of each, or ``alone``. Or it begins the work, which must not take
+        long, and returns a function that waits for its end and sets them. An error that either of them raises becomes the error
+        of each that has no outcome, and is logged if all have one.
     :param keys: returns the keys of the parts of some work. No two parts with the same key are done in one turn.
     :param most: how many parts are done in one turn at most; more if the work of one thread has more.
     :param patience: seconds that a thread waits for its turn to begin before it does its work alone.
@@ -66,7 +85,7 @@ class Gathering(Generic[G]):
 
     def __init__(
         self,
-        work: Callable[[Sequence[G]], None],
+        work: Callable[[Sequence[G]], Callable[[], None] | None],
         keys: Callable[[G], Collection[Hashable]],
         most: Callable[[], int],
         patience: float,
@@ -103,7 +122,7 @@ class Gathering(Generic[G]):
                 self._waiting.append(mine)
         if woken is not None and not self._wait(mine, woken):
             return False
-        if not mine.done:
+        if mine.leads or not mine.done:
             self._lead(mine)
         return True
 
@@ -126,8 +145,10 @@ class Gathering(Generic[G]):
         if woken.wait(self._until_end):
             return True
         with self._lock:
-            # A thread that has to lead was woken under the lock.
-            return woken.wait(0)
+            if not mine.leads:
+                return woken.wait(0)
+        # The leader before this one begins the turn, which does not wait.
+        return woken.wait(self._until_end)
 
     def _withdraw(self, mine: G) -> bool:
         """Takes the work back if it still waits for a turn: its own thread does it alone. Returns whether it waited."""
@@ -140,24 +161,35 @@ class Gathering(Generic[G]):
 
     def _lead(self, mine: G) -> None:
         """Does this thread's work and the work that waits, then wakes the next leader."""
-        turn = [mine]
+        turn, mine.begun = mine.begun or self._start(mine), None
+        if turn.end is not None:
+            try:
+                turn.end()
+            except BaseException as error:  # noqa: BLE001  (each work gets it)
+                _fail(turn.works, mine, error)
+        with self._lock:
+            following = self._waiting.pop(0) if self._waiting else None
+            if following is None:
+                self._leaders -= 1
+            else:
+                following.leads = True
+        if following is not None and turn.end is not None:
+            following.begun = self._start(following)
+        with self._lock:
+            if following is not None:
+                _wake(following)
+            for each in turn.works:
+                _wake(each)
+
+    def _start(self, mine: G) -> _Turn:
+        """Begins a turn that the thread of some work leads, or does all of its work."""
+        turn, end = [mine], None
         try:
             turn = self._turn(mine)
-            self._work(turn)
-        except BaseException as error:
-            left = [each for each in turn if not each.done]
-            if not left:
-                LOG.exception("The work of %d threads is done, but what follows it has failed.", len(turn))
-            for each in left:
-                each.error = error if each is mine else own_error(error)
-        finally:
-            with self._lock:
-                if self._waiting:
-                    _wake(self._waiting.pop(0))
-                else:
-                    self._leaders -= 1
-                for each in turn:
-                    _wake(each)
+            end = self._work(turn)
+        except BaseException as error:  # noqa: BLE001  (each work gets it)
+            _fail(turn, mine, error)
+        return _Turn(turn, end)
 
     def _turn(self, mine: G) -> list[G]:
         """Chooses the work of one turn. Work that shares a key with work before it is left for a later turn."""
@@ -180,6 +212,15 @@ def _wake(each: Gathered[Any]) -> None:
     if each.woken is not None:
         each.woken.set()
         each.woken = None
+
+
+def _fail(turn: Sequence[Gathered[Any]], leads: Gathered[Any], error: BaseException) -> None:
+    """Sets the error of the work of a turn that is not done."""
+    left = [each for each in turn if not each.done]
+    if not left:
+        LOG.error("The work of %d threads is done, but what follows it has failed.", len(turn), exc_info=error)
+    for each in left:
+        each.error = error if each is leads else own_error(error)
 
 
 def own_error(error: BaseException) -> errors.MoorageError:

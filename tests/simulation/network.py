@@ -96,15 +96,25 @@ class SimNetwork(Network):
 
     @override
     def call(self, parcel: Parcel, timeout: float) -> bytes:
+        return self.begin_call(parcel, timeout)()
+
+    @override
+    def begin_call(self, parcel: Parcel, timeout: float) -> Callable[[], bytes]:
         call = _Call(parcel, timeout, self.kernel.now + timeout, threads.event())
         # Nobody waits for what a replay is answered.
         replay = _Call(parcel, timeout, call.until, threads.event())
         self._send(parcel, lambda: self._ask(call), lambda: self._ask(replay))
-        if not call.done.wait(timeout):
-            raise errors.CallTimeout(f"A call to topic '{parcel.topic}' was not answered within {timeout:g} seconds.")
-        if call.error is not None:
-            raise call.error
-        return call.reply or b""
+
+        def receive() -> bytes:
+            if not call.done.wait(max(0.0, call.until - self.kernel.now)):
+                raise errors.CallTimeout(
+                    f"A call to topic '{parcel.topic}' was not answered within {timeout:g} seconds."
+                )
+            if call.error is not None:
+                raise call.error
+            return call.reply or b""
+
+        return receive
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from oslo_log import log as logging
 
 from moorage import errors, randomness
 from moorage.clock import Clock
+from moorage.context import anonymous
 from moorage.gathering import Gathered, Gathering
 from moorage.rpc import wire
 from moorage.rpc.client import RpcSender
@@ -41,8 +42,14 @@ class _Create(Gathered[Mapping[str, Any]]):
     #: ``request``, ``request_id`` and ``context``, as a message has them. The thread of the request makes this, and the thread that
     #: sends the message does not.
     data: Mapping[str, Any]
+    context: oslo_context.RequestContext
     #: How many schedulers were asked for it and are lost.
     asked: int = 0
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments of a message for this instance alone."""
+        return {name: self.data[name] for name in ("request", "request_id")}
 
 
 class Schedulers:
@@ -65,7 +72,7 @@ class Schedulers:
         #: Until when creates are asked for one by one, on the monotonic clock.
         self._apart_until = 0.0
         self._gathering = Gathering[_Create](
-            self._create_each,
+            self._begin_each,
             lambda create: (create.data["request"].get("uuid"),),
             lambda: _TOGETHER,
             _PATIENCE,
@@ -74,17 +81,23 @@ class Schedulers:
 
     def ask(self, method: str, args: Mapping[str, Any]) -> Any:
         """Ask any scheduler; another one when one is lost, because questions may be asked twice."""
-        return self._ask(method, args, self._attempts)
+        return self._ask(method, args)
 
-    def _ask(self, method: str, args: Mapping[str, Any], attempts: int) -> Any:
-        for attempt in range(1, attempts + 1):
+    def _ask(self, method: str, args: Mapping[str, Any], asked: int = 0) -> Any:
+        """Asks any scheduler, and another one when one is lost.
+
+        :param asked: how many were asked before, and are lost.
+        """
+        attempts = max(self._attempts, asked + 1)
+        for attempt in range(asked + 1, attempts + 1):
+            if attempt > 1:
+                self._clock.sleep(0.1 * (attempt - 1))
             try:
                 return self._sender.call(SCHEDULERS, method, dict(args), timeout=self._timeout)
             except errors.TransportError as error:
                 if attempt == attempts:
                     raise
                 LOG.warning("A scheduler was lost (%s); another one is asked.", error.message)
-                self._clock.sleep(0.1 * attempt)
         raise AssertionError("unreachable")
 
     def find(self, method: str, args: Mapping[str, Any]) -> Any:
@@ -119,14 +132,8 @@ class Schedulers:
 
     def create(self, request: Mapping[str, Any], request_id: str) -> Mapping[str, Any] | None:
         """Place an instance and return it, None if it was placed before; safe to ask again: uuid and request_id name the claim."""
-        context = oslo_context.get_current()
-        mine = _Create(
-            {
-                "request": dict(request),
-                "request_id": request_id,
-                "context": context.to_dict() if context is not None else {},
-            }
-        )
+        context = oslo_context.get_current() or anonymous()
+        mine = _Create({"request": dict(request), "request_id": request_id, "context": context.to_dict()}, context)
         if self._clock.monotonic() >= self._apart_until:
             # Where the end of the turn is not seen, it is asked for once more.
             self._gathering.join(mine)
@@ -137,18 +144,38 @@ class Schedulers:
         return mine.outcome["instance"] or None
 
     def _create_alone(self, create: _Create) -> Mapping[str, Any]:
-        args = {name: create.data[name] for name in ("request", "request_id")}
-        found: Mapping[str, Any] = self._ask("create_instance", args, max(1, self._attempts - create.asked))
+        found: Mapping[str, Any] = self._ask("create_instance", create.args, create.asked)
         return found
 
-    def _create_each(self, turn: Sequence[_Create]) -> None:
-        """Has a scheduler place the instances of one turn. It is asked once; then each thread asks for its own."""
+    def _begin_each(self, turn: Sequence[_Create]) -> Callable[[], None]:
+        """Asks a scheduler to place the instances of one turn, and returns what waits for its replies.
+
+        It is asked once; then each thread asks for its own.
+        """
+        begin = functools.partial(self._sender.begin_call, SCHEDULERS, timeout=self._timeout, context=turn[0].context)
         if len(turn) == 1:
-            turn[0].outcome = self._create_alone(turn[0])
-            return
+            return functools.partial(self._end_one, turn[0], begin("create_instance", turn[0].args))
+        ask = functools.partial(begin, "create_each", {"requests": [each.data for each in turn]})
+        server = self._chosen()
+        return functools.partial(
+            self._end_each, turn, functools.partial(self._replies, ask, server, ask(server=server))
+        )
+
+    def _end_one(self, create: _Create, receive: Callable[[], Mapping[str, Any]]) -> None:
+        """Waits for the reply for one instance."""
+        try:
+            create.outcome = receive()
+        except errors.TransportError as error:
+            if self._attempts == 1:
+                raise
+            LOG.warning("A scheduler was lost (%s); another one is asked.", error.message)
+            create.asked, create.alone = 1, True
+
+    def _end_each(self, turn: Sequence[_Create], receive: Callable[[], Sequence[Mapping[str, Any] | None]]) -> None:
+        """Waits for the reply for each of several instances."""
         replies: Sequence[Mapping[str, Any] | None] = ()
         try:
-            replies = self._ask_together({"requests": [each.data for each in turn]})
+            replies = receive()
         except errors.TransportError as error:
             LOG.warning("A scheduler was lost (%s); %d creates are asked for one by one.", error.message, len(turn))
             for each in turn:
@@ -168,22 +195,19 @@ class Schedulers:
             except errors.MoorageError as error:
                 each.error = error
 
-    def _ask_together(self, args: Mapping[str, Any]) -> Sequence[Mapping[str, Any] | None]:
-        """Sends a message with several creates to the chosen scheduler, or to any other one if that one refuses it.
-
-        :returns: the reply for each create.
-        """
-        call: Callable[..., Sequence[Mapping[str, Any] | None]] = functools.partial(
-            self._sender.call, SCHEDULERS, "create_each", args, timeout=self._timeout
-        )
-        server = self._chosen()
-        if server is not None:
-            try:
-                return call(server=server)
-            except (errors.NoListener, errors.Busy) as error:
-                LOG.debug("Scheduler %s takes no creates (%s); any one is asked.", server, error.message)
-                self._stays_until = 0.0
-        return call()
+    def _replies(
+        self, ask: Callable[[], Callable[[], Any]], server: str | None, receive: Callable[[], Any]
+    ) -> Sequence[Mapping[str, Any] | None]:
+        """Waits for the reply for each create, from the chosen scheduler or from any other one if that one refuses the message."""
+        try:
+            found: Sequence[Mapping[str, Any] | None] = receive()
+        except (errors.NoListener, errors.Busy) as error:
+            if server is None:
+                raise
+            LOG.debug("Scheduler %s takes no creates (%s); any one is asked.", server, error.message)
+            self._stays_until = 0.0
+            found = ask()()
+        return found
 
     def _chosen(self) -> str | None:
         """Returns the name of the scheduler that gets the next message with several creates; None if any scheduler may get it.

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from oslo_context import context as oslo_context
 
@@ -56,14 +57,31 @@ class RpcSender:
 
         :raises CallTimeout: also at once, without sending, when the caller of the present handling waits no more.
         """
-        seconds = self._timeout if timeout is None else timeout
-        left = remaining_seconds()
-        if left is not None:
-            if left <= 0:
-                raise errors.CallTimeout(f"'{method}' was not sent to topic '{topic}': its own caller waits no longer.")
-            seconds = min(seconds, left)
+        seconds = self._seconds(topic, method, timeout)
         message = self._message(method, args, context, version)
         return self._transport.call(topic, message, server=server, timeout=seconds)
+
+    def begin_call(
+        self,
+        topic: str,
+        method: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        server: str | None = None,
+        timeout: float | None = None,
+        context: oslo_context.RequestContext | None = None,
+        version: str = "1.0",
+    ) -> Callable[[], Any]:
+        """Asks, and returns a function that waits for the answer; see :meth:`moorage.rpc.interface.Transport.begin_call`.
+
+        The function raises all errors of :meth:`call`, also those that are known at once.
+        """
+        try:
+            seconds = self._seconds(topic, method, timeout)
+            message = self._message(method, args, context, version)
+            return self._transport.begin_call(topic, message, server=server, timeout=seconds)
+        except errors.MoorageError as error:
+            return functools.partial(_fail, error)
 
     def cast(
         self,
@@ -96,11 +114,21 @@ class RpcSender:
             message = self._message(method, args, context, version, to_others)
             self._transport.fanout(topic, message)
 
+    def _seconds(self, topic: str, method: str, timeout: float | None) -> float:
+        """Returns how long to wait for an answer; raises CallTimeout if the caller of the present handling waits no more."""
+        seconds = self._timeout if timeout is None else timeout
+        left = remaining_seconds()
+        if left is None:
+            return seconds
+        if left <= 0:
+            raise errors.CallTimeout(f"'{method}' was not sent to topic '{topic}': its own caller waits no longer.")
+        return min(seconds, left)
+
     def _message(
         self,
         method: str,
         args: Mapping[str, Any] | None,
-        context: RequestContext | None,
+        context: oslo_context.RequestContext | None,
         version: str,
         to_others: bool = False,
     ) -> Message:
@@ -110,3 +138,7 @@ class RpcSender:
         return Message(
             method, args or {}, origin, chosen.to_dict() if chosen is not None else {}, version, None, to_others
         )
+
+
+def _fail(error: errors.MoorageError) -> NoReturn:
+    raise error

@@ -9,6 +9,7 @@ message a second time unless it is certain that the first try was not handled.
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -141,6 +142,17 @@ class Transport(abc.ABC):
         :raises MoorageError: what the handler raised, as the same class. A TransportError of the handler's own (it sent messages
             too, and those failed) arrives as plain TransportError, so that NoListener and Busy keep the meaning above.
         """
+
+    def begin_call(
+        self, topic: str, message: Message, *, server: str | None = None, timeout: float
+    ) -> Callable[[], Any]:
+        """Sends a call and does not wait for the reply.
+
+        A transport that would have to wait, or that does not override this method, sends when the returned function is called.
+
+        :returns: a function that waits for the reply and returns or raises what :meth:`call` does. Any thread may call it, once.
+        """
+        return functools.partial(self.call, topic, message, server=server, timeout=timeout)
 
     @abc.abstractmethod
     def cast(self, topic: str, message: Message, *, server: str | None = None) -> None:

@@ -262,6 +262,28 @@ class TransportTests(_Base):
         with ThreadPoolExecutor(16) as pool:
             self.assertTrue(all(pool.map(ask, range(320))))
 
+    def test_calls_that_were_begun_get_their_own_answers_in_any_order(self) -> None:
+        topic, transport = self.topic(), self.transport()
+        transport.serve(topic, "one", lambda message: message.args["value"])
+        ends = [
+            transport.begin_call(topic, Message("echo", {"value": number}), server=server, timeout=PATIENCE)
+            for number, server in enumerate((None, "one", None, "one"))
+        ]
+        self.assertEqual([3, 2, 1, 0], [end() for end in reversed(ends)])
+
+    def test_a_call_that_was_begun_fails_as_other_calls_do(self) -> None:
+        topic, transport = self.topic(), self.transport(max_message_bytes=4096)
+
+        def handler(message: Message) -> None:
+            raise errors.NoValidHost("No room.")
+
+        transport.serve(topic, "one", handler)
+        for value, failure in (("x", errors.NoValidHost), ("x" * 5000, errors.MessageTooLarge)):
+            # Once over a new connection, and once over one that may have been kept.
+            for _ in range(2):
+                with self.assertRaises(failure):
+                    transport.begin_call(topic, Message("claim", {"value": value}), server="one", timeout=PATIENCE)()
+
     def test_a_handler_may_call(self) -> None:
         front, back, transport = self.topic(), self.topic(), self.transport()
         transport.serve(back, "one", lambda message: "from behind")

@@ -13,7 +13,7 @@ import itertools
 import multiprocessing
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -133,6 +133,32 @@ class LocalTransport(Transport):
         return self._to_one(topic, server, frame, until, timeout)
 
     @override
+    def begin_call(
+        self, topic: str, message: Message, *, server: str | None = None, timeout: float
+    ) -> Callable[[], Any]:
+        later = super().begin_call(topic, message, server=server, timeout=timeout)
+        until = self._clock.monotonic() + timeout
+        frame = self._frame("call", topic, message, timeout)
+        place = next(self._candidates(topic, server), None)
+        link = self._pool.take(place.socket) if place is not None else None
+        if place is None or link is None:
+            # To connect may take seconds.
+            return later
+        try:
+            link.send(frame)
+        except LINK_ERRORS:
+            # The frame did not arrive whole, so nothing was handled.
+            link.close()
+            return later
+
+        def end() -> Any:
+            reply = self._receive(link, place, topic, server, until, timeout)
+            decoded = wire.load(reply, f"reply of topic '{topic}'")
+            return later() if "refused" in decoded else wire.result_of(decoded)
+
+        return end
+
+    @override
     def cast(self, topic: str, message: Message, *, server: str | None = None) -> None:
         frame = self._frame("cast", topic, message, None)
         until = self._clock.monotonic() + STALL_SECONDS
@@ -228,6 +254,12 @@ class LocalTransport(Transport):
         self, place: SocketPath, topic: str, server: str | None, frame: bytes, until: float, timeout: float
     ) -> bytes:
         link = self._send(place, topic, server, frame, until)
+        return self._receive(link, place, topic, server, until, timeout)
+
+    def _receive(
+        self, link: Link, place: SocketPath, topic: str, server: str | None, until: float, timeout: float
+    ) -> bytes:
+        """Waits for the reply to what was sent over a connection, and keeps the connection for the next message."""
         keep = False
         try:
             if not link.readable(until - self._clock.monotonic()):

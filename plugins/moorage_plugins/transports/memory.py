@@ -213,18 +213,29 @@ class MemoryTransport(Transport):
 
     @override
     def call(self, topic: str, message: Message, *, server: str | None = None, timeout: float) -> Any:
+        return self.begin_call(topic, message, server=server, timeout=timeout)()
+
+    @override
+    def begin_call(
+        self, topic: str, message: Message, *, server: str | None = None, timeout: float
+    ) -> Callable[[], Any]:
         encoded = self._encode(topic, message)
         candidates = self.hub.candidates(topic, server)
         if self._network is not None:
-            parcel = Parcel(self.name, topic, candidates[0], encoded)
-            return wire.result_of(wire.load(self._network.call(parcel, timeout), "reply"))
-        job = _Job(encoded, self.clock.monotonic() + timeout)
-        _to_first(candidates, job)
-        if not self.clock.wait(job.done, timeout) or job.reply is None:
-            raise errors.CallTimeout(
-                f"'{message.method}' to topic '{topic}' was not answered within {timeout:g} seconds."
-            )
-        return wire.result_of(wire.load(job.reply, "reply"))
+            receive = self._network.begin_call(Parcel(self.name, topic, candidates[0], encoded), timeout)
+        else:
+            until = self.clock.monotonic() + timeout
+            job = _Job(encoded, until)
+            _to_first(candidates, job)
+
+            def receive() -> bytes:
+                if not self.clock.wait(job.done, until - self.clock.monotonic()) or job.reply is None:
+                    raise errors.CallTimeout(
+                        f"'{message.method}' to topic '{topic}' was not answered within {timeout:g} seconds."
+                    )
+                return job.reply
+
+        return lambda: wire.result_of(wire.load(receive(), "reply"))
 
     @override
     def cast(self, topic: str, message: Message, *, server: str | None = None) -> None:

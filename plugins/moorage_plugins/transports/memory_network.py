@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import enum
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -74,6 +75,10 @@ class Network(abc.ABC):
     @abc.abstractmethod
     def call(self, parcel: Parcel, timeout: float) -> bytes:
         """Carry a call and its reply; raises CallTimeout, PeerLost, NoListener."""
+
+    def begin_call(self, parcel: Parcel, timeout: float) -> Callable[[], bytes]:
+        """Take a call; returns what waits for its reply. A network that cannot do that carries the call then."""
+        return functools.partial(self.call, parcel, timeout)
 
 
 class ScriptedNetwork(Network):

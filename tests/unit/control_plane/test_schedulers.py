@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import unittest
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from moorage import errors
 from moorage.clock import SystemClock
-from moorage.context import RequestContext, acting_for
+from moorage.context import RequestContext, acting_for, anonymous
 from moorage.control_plane import scheduler_client
 from moorage.control_plane.scheduler_client import Schedulers, _Create
 from moorage.rpc import wire
@@ -151,6 +151,34 @@ class CreatesTogetherTests(_Hub):
         self.assertEqual([f"key-{uuid}" for uuid in "abcd"], [each["request_id"] for each in items])
         self.assertEqual([f"of-{uuid}" for uuid in "abcd"], [each["context"]["project_id"] for each in items])
 
+    def test_a_message_is_in_the_name_of_its_own_user_whichever_thread_sends_it(self) -> None:
+        self.scheduler("one", lambda uuids: [{"result": {"instance": {"uuid": uuid}}} for uuid in uuids])
+        self.create("a")
+        self.assertEqual(["create_instance"] * 2, self.methods())
+        self.assertEqual(["of-first", "of-a"], [each.context["project_id"] for each in self.messages])
+
+    def test_a_scheduler_that_is_lost_with_one_create_is_replaced_as_often_as_that_is_allowed(self) -> None:
+        lost = errors.TransportError("It broke the connection.")
+        for attempts, failures in ((3, 2), (3, 3), (1, 1)):
+            with self.subTest(attempts=attempts, failures=failures):
+                self.hub = MessageHub()
+                self.asked.clear()
+                answers = iter([lost] * failures)
+
+                def work(answers: Iterator[errors.TransportError] = answers) -> Any:
+                    error = next(answers, None)
+                    if error is not None:
+                        raise error
+                    return {"instance": {"uuid": "a"}}
+
+                self.serve("one", work)
+                client = self.schedulers(attempts, 60.0)
+                if failures < attempts:
+                    self.assertEqual({"uuid": "a"}, client.create({"uuid": "a"}, "key-a"))
+                else:
+                    self.assertRaises(errors.TransportError, client.create, {"uuid": "a"}, "key-a")
+                self.assertEqual(min(attempts, failures + 1), len(self.asked))
+
     def test_what_cannot_be_asked_together_is_asked_one_by_one(self) -> None:
         def lost(uuids: Sequence[str]) -> Any:
             raise errors.TransportError("It broke the connection.")
@@ -197,8 +225,10 @@ class StayingTests(_Hub):
         self.client = Schedulers(RpcSender(self.transport(), "api", 1), self.clock, 2, 5.0)
 
     def turn(self) -> list[_Create]:
-        creates = [_Create({"request": {"uuid": each}, "request_id": each, "context": {}}) for each in "ab"]
-        self.client._create_each(creates)
+        creates = [
+            _Create({"request": {"uuid": each}, "request_id": each, "context": {}}, anonymous()) for each in "ab"
+        ]
+        self.client._begin_each(creates)()
         return creates
 
     def test_turns_of_one_second_go_to_one_scheduler_and_later_ones_to_each(self) -> None:

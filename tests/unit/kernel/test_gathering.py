@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import threading
 import unittest
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from unittest import mock
 
 from moorage import errors
 from moorage.gathering import Gathered, Gathering
@@ -71,6 +72,86 @@ class ErrorTests(unittest.TestCase):
         late = _Work("d")
         self.assertTrue(gathering.join(late))
         self.assertEqual("d", late.outcome, "the leader that returned leads no more")
+
+
+class TwoPartsTests(unittest.TestCase):
+    """Work that is begun by one function, and ended by another one."""
+
+    def setUp(self) -> None:
+        self.log: list[str] = []
+        self.gates = {name: threading.Event() for name in "abcd"}
+        for gate in self.gates.values():
+            self.addCleanup(gate.set)
+        self.gathering = Gathering(self.begin, lambda each: (each.name,), lambda: 8, 60.0, 60.0)
+        self.works: dict[str, _Work] = {}
+        self.joins: dict[str, threading.Thread] = {}
+
+    def begin(self, turn: Sequence[_Work]) -> Callable[[], None]:
+        name = "".join(each.name for each in turn)
+        self.log.append(f"begin {name}")
+        if turn[0].name == "b":
+            raise ZeroDivisionError
+
+        def end() -> None:
+            self.assertTrue(self.gates[turn[0].name].wait(60))
+            self.log.append(f"end {name}")
+            if turn[0].name == "c":
+                raise KeyError
+            for each in turn:
+                each.outcome = each.name
+
+        return end
+
+    def join(self, name: str) -> None:
+        """Have one more thread join, and wait until it has begun its work or waits."""
+        mine = self.works[name] = _Work(name)
+        waiting = len(self.gathering._waiting)
+
+        def join() -> None:
+            self.assertTrue(self.gathering.join(mine))
+            self.log.append(f"on {name}")
+
+        self.joins[name] = threading.Thread(target=join)
+        begun = len(self.log)
+        self.joins[name].start()
+        wait_until(lambda: len(self.gathering._waiting) > waiting or len(self.log) > begun, "it has joined", 60)
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            self.gates[name].set()
+        for name in names:
+            self.joins[name].join(60)
+            self.assertFalse(self.joins[name].is_alive())
+
+    def test_the_next_turn_is_begun_before_a_thread_of_the_last_one_goes_on(self) -> None:
+        for name in "acd":
+            self.join(name)
+        self.gates["a"].set()
+        self.joins["a"].join(60)
+        self.assertEqual(["begin a", "end a", "begin cd", "on a"], self.log)
+        self.assertTrue(self.joins["c"].is_alive() and self.joins["d"].is_alive())
+        self.end("c", "d")
+        self.assertIsInstance(self.works["c"].error, KeyError)
+        self.assertIsInstance(self.works["d"].error, errors.StoreUnavailable)
+
+    def test_a_turn_that_cannot_be_begun_fails_and_the_next_one_is_begun(self) -> None:
+        for name in "ab":
+            self.join(name)
+        self.end("a", "b")
+        self.assertIsInstance(self.works["b"].error, ZeroDivisionError)
+        late = _Work("d")
+        self.gates["d"].set()
+        self.assertTrue(self.gathering.join(late))
+        self.assertEqual("d", late.outcome)
+        self.assertEqual(0, self.gathering._leaders)
+
+    def test_a_thread_that_was_chosen_to_lead_waits_until_its_turn_was_begun(self) -> None:
+        for leads, answers, found in ((True, [False, False, True], True), (False, [False, False, False], False)):
+            with self.subTest(leads=leads):
+                mine, latch = _Work("a"), mock.Mock()
+                mine.leads, latch.wait.side_effect = leads, answers
+                self.assertEqual(found, self.gathering._wait(mine, latch))
+                self.assertEqual(3, latch.wait.call_count)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ __all__ = ["Schedulers"]
 
 LOG = logging.getLogger(__name__)
 
-#: Creates that one message asks for at most. One such message of a process is under way at a time: two would be half as large.
+#: Creates that one message asks for at most. A process has one such message under way at a time: two would be half as large.
 _TOGETHER = 64
 #: Seconds that a create waits for such a message before it is asked for by itself.
 _PATIENCE = 0.2

@@ -81,7 +81,8 @@ class CountedPlane(Plane):
         self.databases[name] = database
         self._roles |= {database._writers.engine: (binary, True), database._readers.engine: (binary, False)}
         platform = super().platform(binary, name)
-        fanout, cast, call = platform.sender.fanout, platform.sender.cast, platform.sender.call
+        fanout, cast = platform.sender.fanout, platform.sender.cast
+        call, begin_call = platform.sender.call, platform.sender.begin_call
 
         def count(method: str) -> None:
             if self._counts():
@@ -100,9 +101,14 @@ class CountedPlane(Plane):
             count(method)
             return call(topic, method, *rest, **more)
 
+        def begin_counted(topic: str, method: str, *rest: Any, **more: Any) -> Any:
+            count(method)
+            return begin_call(topic, method, *rest, **more)
+
         platform.sender.fanout = fanout_counted  # type: ignore[method-assign]
         platform.sender.cast = cast_counted  # type: ignore[method-assign]
         platform.sender.call = call_counted  # type: ignore[method-assign]
+        platform.sender.begin_call = begin_counted  # type: ignore[method-assign]
         return dataclasses.replace(platform, database=database, registry=ServiceRegistry(database, self.clock))
 
     def begin(self) -> None:

@@ -160,7 +160,7 @@ class Gathering(Generic[G]):
             return True
 
     def _lead(self, mine: G) -> None:
-        """Does this thread's work and the work that waits, then wakes the next leader."""
+        """Leads a turn: does its work, unless that was begun, and waits for the end; begins the next turn, and wakes its leader."""
         turn, mine.begun = mine.begun or self._start(mine), None
         if turn.end is not None:
             try:

@@ -5,9 +5,9 @@ A thread that finds no leader does its work at once. Threads that come meanwhile
 leads the next turn: it does its own work and that of the others, up to a limit. So work is done in the first or second turn after
 it came, as long as the limit is not reached.
 
-Work that another process does has two parts: to ask for it, and to wait for the answer. A leader that has its answer asks for
-the work of the next turn before any thread of its own turn goes on. So the other process does not have to wait until the next
-leader runs, for which many threads may keep it waiting.
+Work that another process does has two parts: to send a request, and to wait for the reply. A leader that has its reply sends
+the request of the next turn before it wakes the threads of its own turn. So the other process need not wait until the thread of
+the next leader runs.
 
 No thread waits without limit. One whose turn does not begin in time does its work alone.
 """
@@ -33,9 +33,9 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """Holds a turn that was begun.
+    """Holds the work of one turn, and the function that waits for the end of this work.
 
-    :ivar end: waits for the end of the work and sets the outcomes; None if the work is done or has failed.
+    :ivar end: the function; it sets the outcomes. None if the work is done or has failed.
     """
 
     works: Sequence[Gathered[Any]]
@@ -52,8 +52,9 @@ class Gathered(Generic[R]):
     alone: bool = field(default=False, kw_only=True)
     #: Set when the work is done, and when its thread has to lead; None: the thread does not wait, or was woken.
     woken: threads.Latch | None = field(default=None, init=False)
-    #: Its thread was chosen to lead the next turn, which the leader before it may have begun.
+    #: The last leader has chosen its thread to lead the next turn.
     leads: bool = field(default=False, init=False)
+    #: The turn to lead, if the last leader has begun it.
     begun: _Turn | None = field(default=None, init=False)
 
     @property
@@ -147,7 +148,7 @@ class Gathering(Generic[G]):
         with self._lock:
             if not mine.leads:
                 return woken.wait(0)
-        # The leader before this one begins the turn, which does not wait.
+        # The last leader is beginning the turn, and wakes this thread as soon as it has.
         return woken.wait(self._until_end)
 
     def _withdraw(self, mine: G) -> bool:
@@ -160,7 +161,7 @@ class Gathering(Generic[G]):
             return True
 
     def _lead(self, mine: G) -> None:
-        """Leads a turn: does its work, unless that was begun, and waits for the end; begins the next turn, and wakes its leader."""
+        """Leads a turn to its end, begins the next turn if its work has two parts, and wakes the threads of both."""
         turn, mine.begun = mine.begun or self._start(mine), None
         if turn.end is not None:
             try:
@@ -182,7 +183,7 @@ class Gathering(Generic[G]):
                 _wake(each)
 
     def _start(self, mine: G) -> _Turn:
-        """Begins a turn that the thread of some work leads, or does all of its work."""
+        """Chooses the work of a turn and calls the work function. ``mine`` is the work of the thread that leads the turn."""
         turn, end = [mine], None
         try:
             turn = self._turn(mine)

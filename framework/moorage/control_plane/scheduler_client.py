@@ -48,7 +48,7 @@ class _Create(Gathered[Mapping[str, Any]]):
 
     @property
     def args(self) -> dict[str, Any]:
-        """The arguments of a message for this instance alone."""
+        """Returns the arguments of ``create_instance``, which asks for one instance."""
         return {name: self.data[name] for name in ("request", "request_id")}
 
 
@@ -79,14 +79,10 @@ class Schedulers:
             timeout,
         )
 
-    def ask(self, method: str, args: Mapping[str, Any]) -> Any:
-        """Ask any scheduler; another one when one is lost, because questions may be asked twice."""
-        return self._ask(method, args)
+    def ask(self, method: str, args: Mapping[str, Any], asked: int = 0) -> Any:
+        """Ask any scheduler; another one when one is lost, because questions may be asked twice.
 
-    def _ask(self, method: str, args: Mapping[str, Any], asked: int = 0) -> Any:
-        """Asks any scheduler, and another one when one is lost.
-
-        :param asked: how many were asked before, and are lost.
+        :param asked: how many schedulers were asked before, and are lost.
         """
         attempts = max(self._attempts, asked + 1)
         for attempt in range(asked + 1, attempts + 1):
@@ -144,25 +140,23 @@ class Schedulers:
         return mine.outcome["instance"] or None
 
     def _create_alone(self, create: _Create) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._ask("create_instance", create.args, create.asked)
+        found: Mapping[str, Any] = self.ask("create_instance", create.args, create.asked)
         return found
 
     def _begin_each(self, turn: Sequence[_Create]) -> Callable[[], None]:
-        """Asks a scheduler to place the instances of one turn, and returns what waits for its replies.
+        """Sends the creates of one turn to a scheduler. Returns the function that waits for the reply.
 
-        It is asked once; then each thread asks for its own.
+        Creates that this message does not place are left to their own threads.
         """
         begin = functools.partial(self._sender.begin_call, SCHEDULERS, timeout=self._timeout, context=turn[0].context)
         if len(turn) == 1:
             return functools.partial(self._end_one, turn[0], begin("create_instance", turn[0].args))
         ask = functools.partial(begin, "create_each", {"requests": [each.data for each in turn]})
         server = self._chosen()
-        return functools.partial(
-            self._end_each, turn, functools.partial(self._replies, ask, server, ask(server=server))
-        )
+        return functools.partial(self._end_each, turn, ask, server, ask(server=server))
 
     def _end_one(self, create: _Create, receive: Callable[[], Mapping[str, Any]]) -> None:
-        """Waits for the reply for one instance."""
+        """Waits for the scheduler's reply to ``create_instance``, and keeps it as the outcome of the create."""
         try:
             create.outcome = receive()
         except errors.TransportError as error:
@@ -171,11 +165,22 @@ class Schedulers:
             LOG.warning("A scheduler was lost (%s); another one is asked.", error.message)
             create.asked, create.alone = 1, True
 
-    def _end_each(self, turn: Sequence[_Create], receive: Callable[[], Sequence[Mapping[str, Any] | None]]) -> None:
-        """Waits for the reply for each of several instances."""
+    def _end_each(
+        self,
+        turn: Sequence[_Create],
+        ask: Callable[[], Callable[[], Any]],
+        server: str | None,
+        receive: Callable[[], Any],
+    ) -> None:
+        """Waits for the scheduler's reply to ``create_each``, and keeps the part of each create as its outcome or error.
+
+        :param ask: sends the message to any scheduler.
+        :param server: the scheduler that was asked; None: any.
+        :param receive: waits for its reply.
+        """
         replies: Sequence[Mapping[str, Any] | None] = ()
         try:
-            replies = receive()
+            replies = self._replies(ask, server, receive)
         except errors.TransportError as error:
             LOG.warning("A scheduler was lost (%s); %d creates are asked for one by one.", error.message, len(turn))
             for each in turn:
@@ -198,7 +203,7 @@ class Schedulers:
     def _replies(
         self, ask: Callable[[], Callable[[], Any]], server: str | None, receive: Callable[[], Any]
     ) -> Sequence[Mapping[str, Any] | None]:
-        """Waits for the reply for each create, from the chosen scheduler or from any other one if that one refuses the message."""
+        """Waits for the reply of the chosen scheduler; asks any other scheduler if the chosen one refuses the message."""
         try:
             found: Sequence[Mapping[str, Any] | None] = receive()
         except (errors.NoListener, errors.Busy) as error:

@@ -215,7 +215,7 @@ class SchedulerRole:
         self._looks[name] = seconds, lambda transaction: wake.set if is_due(transaction) else None
 
     def _number_and_rest(self) -> None:
-        """Numbers events, and waits before the next numbering: the longer, the longer this one took."""
+        """Numbers events, then sleeps for a multiple of the time that this took."""
         clock = self._platform.clock
         began = clock.monotonic()
         self._sequencer.number()

@@ -28,8 +28,9 @@ LOG = logging.getLogger(__name__)
 POLL = 1.0
 #: Seconds that events of this process wait for others, so that one transaction numbers them all.
 GATHER = 0.1
-#: Seconds of rest for each second that a numbering took, and at most. Other writers of SQLite wait for a numbering: for many short
-#: ones where there are some hundred requests per second, and for few long ones, which cost less, where writers are always waiting.
+#: The rest after a numbering: so many times its duration, and at most so many seconds. Other writers of SQLite wait while events
+#: are numbered. At some hundred requests per second the rests are short, so that no request waits long. Where writers always wait,
+#: the rests are long: a few large numberings cost less than many small ones.
 REST, LONGEST_REST = 4.0, 0.4
 #: Seconds that the lease lasts after each numbering.
 _LEASE = 5.0

@@ -115,7 +115,10 @@ class RpcSender:
             self._transport.fanout(topic, message)
 
     def _seconds(self, topic: str, method: str, timeout: float | None) -> float:
-        """Returns how long to wait for an answer; raises CallTimeout if the caller of the present handling waits no more."""
+        """Returns the seconds to wait for a reply: inside the handling of a call, no more than its caller still waits.
+
+        :raises CallTimeout: that caller waits no more.
+        """
         seconds = self._timeout if timeout is None else timeout
         left = remaining_seconds()
         if left is None:

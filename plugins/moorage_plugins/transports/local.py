@@ -259,7 +259,7 @@ class LocalTransport(Transport):
     def _receive(
         self, link: Link, place: SocketPath, topic: str, server: str | None, until: float, timeout: float
     ) -> bytes:
-        """Waits for the reply to what was sent over a connection, and keeps the connection for the next message."""
+        """Waits for the reply on a connection, and returns the connection to the pool."""
         keep = False
         try:
             if not link.readable(until - self._clock.monotonic()):

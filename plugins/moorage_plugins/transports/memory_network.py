@@ -77,7 +77,7 @@ class Network(abc.ABC):
         """Carry a call and its reply; raises CallTimeout, PeerLost, NoListener."""
 
     def begin_call(self, parcel: Parcel, timeout: float) -> Callable[[], bytes]:
-        """Take a call; returns what waits for its reply. A network that cannot do that carries the call then."""
+        """Sends a call and returns the function that waits for the reply. By default that function makes the whole call."""
         return functools.partial(self.call, parcel, timeout)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,34 +82,21 @@ class CountedPlane(Plane):
         self.databases[name] = database
         self._roles |= {database._writers.engine: (binary, True), database._readers.engine: (binary, False)}
         platform = super().platform(binary, name)
-        fanout, cast = platform.sender.fanout, platform.sender.cast
-        call, begin_call = platform.sender.call, platform.sender.begin_call
 
         def count(method: str) -> None:
             if self._counts():
                 with self._counting:
                     self.counted[binary].messages.append(method)
 
-        def fanout_counted(topic: str, method: str, *rest: Any, **more: Any) -> None:
-            count(f"{method}*")
-            fanout(topic, method, *rest, **more)
+        def counted(send: Callable[..., Any], suffix: str) -> Callable[..., Any]:
+            def send_counted(topic: str, method: str, *rest: Any, **more: Any) -> Any:
+                count(method + suffix)
+                return send(topic, method, *rest, **more)
 
-        def cast_counted(topic: str, method: str, *rest: Any, **more: Any) -> None:
-            count(method)
-            cast(topic, method, *rest, **more)
+            return send_counted
 
-        def call_counted(topic: str, method: str, *rest: Any, **more: Any) -> Any:
-            count(method)
-            return call(topic, method, *rest, **more)
-
-        def begin_counted(topic: str, method: str, *rest: Any, **more: Any) -> Any:
-            count(method)
-            return begin_call(topic, method, *rest, **more)
-
-        platform.sender.fanout = fanout_counted  # type: ignore[method-assign]
-        platform.sender.cast = cast_counted  # type: ignore[method-assign]
-        platform.sender.call = call_counted  # type: ignore[method-assign]
-        platform.sender.begin_call = begin_counted  # type: ignore[method-assign]
+        for each, suffix in (("fanout", "*"), ("cast", ""), ("call", ""), ("begin_call", "")):
+            setattr(platform.sender, each, counted(getattr(platform.sender, each), suffix))
         return dataclasses.replace(platform, database=database, registry=ServiceRegistry(database, self.clock))
 
     def begin(self) -> None:

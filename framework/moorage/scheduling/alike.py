@@ -159,6 +159,7 @@ class AlikeRequests:
         if known is not None and not self._current:
             self._ranker.freshen()
             known = self._with_changes(known, spec)
+        lasts = known is not None or self._left > 0
         if known is None:
             fleet, ranking, known = self._rank_all(spec)
         else:
@@ -166,7 +167,7 @@ class AlikeRequests:
         if known is not None:
             known.requests -= 1
             self._served += 1
-            if self._left and self._foresees and not self._current:
+            if lasts and self._foresees and not self._current:
                 self._foresee(known, spec)
         self._known, self._current = known, True
         return fleet, ranking
@@ -292,7 +293,10 @@ class AlikeSets:
         self._kept: list[AlikeRequests] = []
 
     def divide(self, works: Sequence[Placement]) -> Iterator[tuple[AlikeRequests, Sequence[int]]]:
-        """Yields what ranks for requests alike, and their indexes, group by group. A group begins when it is yielded."""
+        """Yields what ranks for requests alike, and their indexes, group by group. A group begins when it is yielded.
+
+        It yields nothing for a single request without kept answers: a ranking for it alone does the same, and more.
+        """
         self._forget()
         groups: list[tuple[SchedulingPolicy, tuple[Any, ...], list[int]]] = []
         for index, work in enumerate(works):
@@ -305,19 +309,23 @@ class AlikeSets:
                 groups.append((work.policy, asked, [index]))
         for policy, asked, indexes in groups:
             requests = self._requests(policy, asked)
+            if requests is None:
+                if len(works) == 1:
+                    return
+                requests = AlikeRequests(self._ranker, self._view, policy, asked, self._clock)
+            self._kept.append(requests)
+            del self._kept[:-_KINDS]
             requests.begin(len(indexes))
+            if len(works) == 1 and not requests.kept:
+                return
             yield requests, indexes
 
-    def _requests(self, policy: SchedulingPolicy, asked: tuple[Any, ...]) -> AlikeRequests:
+    def _requests(self, policy: SchedulingPolicy, asked: tuple[Any, ...]) -> AlikeRequests | None:
+        """Takes what ranks for a kind of requests out of the list; None if the kind is not in it."""
         for index, each in enumerate(self._kept):
             if each.policy is policy and each.asked == asked:
-                del self._kept[index]
-                break
-        else:
-            each = AlikeRequests(self._ranker, self._view, policy, asked, self._clock)
-        self._kept.append(each)
-        del self._kept[:-_KINDS]
-        return each
+                return self._kept.pop(index)
+        return None
 
     def _forget(self) -> None:
         """Drops expired answers, then those of the least recently requested kinds, down to :data:`_NODES` nodes in all."""

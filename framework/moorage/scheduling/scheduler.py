@@ -316,10 +316,11 @@ class Scheduler:
 
         :param alike: where one finds no node, those after it are not tried.
         :returns: of each the selection, the error, or None: it has to be placed by itself. That is so if its claim was refused, no
-            node was found without a wait, or the instances of the node must be judged again.
+            node was found without a wait, or the instances of the node must be judged again; and if it is the only one, and no
+            answers about its kind are kept.
         """
         outcomes: list[Selection | Exception | None] = [None] * len(works)
-        if self._set_claimer is None or len(works) < 2:
+        if self._set_claimer is None:
             return outcomes
         chosen: list[tuple[int, Choice, InstanceRecord]] = []
         wanted: list[WantedClaim] = []
@@ -331,7 +332,7 @@ class Scheduler:
                     reserve(work, record)
                     chosen.append((place, choice, record))
                     wanted.append(WantedClaim(spec, choice.node.uuid, choice.node.host, work.key, work.context))
-            results = self._set_claimer.claim_many(wanted)
+            results = self._set_claimer.claim_many(wanted) if wanted else ()
             for (_, _, record), result in zip(chosen, results, strict=True):
                 if isinstance(result, BaseException):
                     self._reserver.unreserve(record)

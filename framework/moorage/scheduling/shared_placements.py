@@ -95,10 +95,9 @@ class SharedPlacements:
         """Places the requests of one turn."""
         works = [work for each in turn for work in each.works]
         instead = self._answers_instead(turn)
-        if len(works) == 1:
-            outcomes: Sequence[Outcome] = [self._scheduler.place_prepared(works[0], instead)]
-        else:
-            outcomes = self._scheduler.place_prepared_set(works, instead)
+        outcomes: Sequence[Outcome] = self._scheduler.place_prepared_set(works, instead)
+        if len(works) == 1 and outcomes[0] is None:
+            outcomes = [self._scheduler.place_prepared(works[0], instead)]
         first = 0
         for each in turn:
             each.outcome = outcomes[first : first + len(each.works)]

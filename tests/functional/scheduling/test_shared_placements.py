@@ -76,7 +76,8 @@ class SharedPlacementTests(unittest.TestCase):
             return alone(scheduler, work, *more)
 
         def noted(scheduler: Scheduler, works: list[Placement], *more: Any) -> Any:
-            self.sets.append([each.spec.instance_uuid for each in works])
+            if len(works) > 1:
+                self.sets.append([each.spec.instance_uuid for each in works])
             return in_set(scheduler, works, *more)
 
         with (
@@ -216,9 +217,11 @@ class SharedPlacementTests(unittest.TestCase):
         requests = [self.plane.request() for _ in range(3)]
         place_set: Callable[..., Any] = Scheduler._place_set
 
-        def failing(scheduler: Scheduler, *arguments: Any, **more: Any) -> Any:
-            place_set(scheduler, *arguments, **more)
-            raise RuntimeError("after the commit")
+        def failing(scheduler: Scheduler, works: list[Placement], **more: Any) -> Any:
+            found = place_set(scheduler, works, **more)
+            if len(works) > 1:
+                raise RuntimeError("after the commit")
+            return found
 
         with mock.patch.object(Scheduler, "_place_set", failing):
             answers = self.together(*requests)

@@ -486,9 +486,8 @@ class AlikeTests(unittest.TestCase):
         sets = AlikeSets(self.ranker(view, nodes), view, ManualClock())
 
         def kept_of(name: str) -> AlikeRequests:
-            return next(
-                requests for requests, _ in sets.divide([self.work(policy, RequestSpec(name, Flavor(name, {})))])
-            )
+            works = [self.work(policy, RequestSpec(f"{name}{number}", Flavor(name, {}))) for number in range(2)]
+            return next(requests for requests, _ in sets.divide(works))
 
         with mock.patch.object(alike_module, "_KINDS", 2):
             first, second = kept_of("a"), kept_of("b")
@@ -506,7 +505,7 @@ class AlikeTests(unittest.TestCase):
 
         def ask(name: str) -> AlikeRequests:
             spec = RequestSpec(name, Flavor(name, {}))
-            requests = next(requests for requests, _ in sets.divide([self.work(policy, spec)]))
+            requests = next(requests for requests, _ in sets.divide([self.work(policy, spec)] * 2))
             requests.rank(spec, ())
             return requests
 
@@ -527,6 +526,35 @@ class AlikeTests(unittest.TestCase):
         clock.advance(1.0)
         kept.drop_expired()
         self.assertEqual(0, kept.kept)
+
+    def test_a_single_request_is_ranked_by_answers_that_are_kept_and_makes_none(self) -> None:
+        nodes = [NodeState(f"u{number:03}", f"n{number}", "h", {"VCPU": 64.0}, {}) for number in range(200)]
+        view, clock, policy = self.view(nodes, 0), ManualClock(), self.policy(self.pipelines()[0])
+        sets = AlikeSets(self.ranker(view, nodes), view, clock)
+        spec, other = (RequestSpec("", Flavor(name, {"VCPU": 1}), "p") for name in "ab")
+
+        def asked(kind: RequestSpec, uuid: str, *more: str) -> list[int] | None:
+            """The number of nodes of each question to the plugins for a set of requests. None: it is not ranked as a set."""
+            works = [self.work(policy, replace(kind, instance_uuid=each)) for each in (uuid, *more)]
+            ranked = False
+            with mock.patch.object(Pipeline, "run", autospec=True, side_effect=Pipeline.run) as run:
+                for requests, _ in sets.divide(works):
+                    rank = functools.partial(requests.rank, refused=())
+                    self.place(view, kind, len(works), rank, requests.take, stay=uuid)
+                    ranked = True
+            return [each.args[2].size for each in run.call_args_list] if ranked else None
+
+        self.assertIsNone(asked(spec, "before"))
+        self.assertEqual(200, (asked(spec, "two", "more") or [0])[0])
+        self.assertIsNone(asked(other, "other"), "there are no answers about its kind")
+        found = [asked(spec, f"single{number}-") for number in range(20)]
+        self.assertNotIn(None, found)
+        self.assertNotIn(200, [size for each in found for size in each or ()])
+        self.assertGreater(found.count([]), 15, "the plugins are asked for nearly each request")
+        clock.advance(1.0)
+        self.assertIsNone(asked(spec, "late"), "the answers have expired")
+        self.assertIsNotNone(asked(spec, "set", "of two"))
+        self.assertEqual([], asked(spec, "again"))
 
     def work(self, policy: SchedulingPolicy, spec: RequestSpec) -> Placement:
         return Placement(policy, spec, Decision("r", spec), mock.Mock(), None, "r", 1)

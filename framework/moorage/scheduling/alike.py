@@ -42,6 +42,9 @@ _KINDS, _NODES = 64, 1 << 20
 _GROUPS = 16
 #: Seconds for which answers about all nodes are kept. An answer may depend on more than the use of its node.
 _KEPT = 1.0
+#: Seconds for which single requests are ranked by themselves after answers that could not be kept. Where filters must judge the
+#: chosen node again, or no node passes, such a request is ranked a second time.
+_ALONE = 10.0
 #: If the use of more nodes has changed, the plugins are asked about all nodes.
 _MANY = 512
 #: About how many nodes at least the plugins are asked with one more instance on each.
@@ -120,6 +123,8 @@ class AlikeRequests:
         self._foresees = True
         #: How many requests the answers have served, and how many are expected while the next answers are kept.
         self._served = self._expected = 0
+        #: When the last set began, and until when single requests do not try to make answers that can be kept.
+        self._begun = self._alone_until = -math.inf
 
     @property
     def kept(self) -> int:
@@ -131,18 +136,22 @@ class AlikeRequests:
         if self._known is not None and self._clock.monotonic() >= self._known.until + _KEPT:
             self._known, self._expected = None, 0
 
-    def begin(self, count: int) -> None:
-        """Begins a set of so many requests."""
+    def begin(self, count: int) -> bool:
+        """Begins a set of so many requests.
+
+        :returns: whether answers are kept, or made now would serve further requests: whether a single request belongs here.
+        """
+        now = self._clock.monotonic()
+        soon, self._begun = now < self._begun + _KEPT, now
         self._left, self._current, self._foresees = count, False, True
         self.drop_expired()
         known = self._known
-        if known is None:
-            return
-        if self._clock.monotonic() >= known.until:
+        if known is not None and now >= known.until:
             self._known, self._expected = None, self._served
-        elif known.requests < count:
+        elif known is not None and known.requests < count:
             # A sample was used up early.
             self._known, self._expected = None, 2 * self._served
+        return self._known is not None or (soon and now >= self._alone_until)
 
     def rank(self, spec: RequestSpec, refused: Collection[str]) -> tuple[Snapshot, Ranking]:
         """Ranks the nodes for the next request of the set. Does not wait for claims of other requests.
@@ -193,6 +202,7 @@ class AlikeRequests:
         wanted, self._served = max(1 + self._left, min(self._expected, self._ranker.most_sampled)), 0
         fleet, ranking = self._ranker.rank(self.policy, spec, None, (), wanted if keeps else 1)
         if not keeps or ranking.skipped or ranking.promising or ranking.passed < 2:
+            self._alone_until = self._clock.monotonic() + _ALONE
             return fleet, ranking, None
         judged = ranking.judgement
         now, rows, requests = Judgement(judged.rows, judged.considered, judged.removed, []), judged.rows, math.inf
@@ -295,7 +305,7 @@ class AlikeSets:
     def divide(self, works: Sequence[Placement]) -> Iterator[tuple[AlikeRequests, Sequence[int]]]:
         """Yields what ranks for requests alike, and their indexes, group by group. A group begins when it is yielded.
 
-        It yields nothing for a single request without kept answers: a ranking for it alone does the same, and more.
+        It yields nothing for a single request that :meth:`AlikeRequests.begin` leaves to a ranking of its own.
         """
         self._forget()
         groups: list[tuple[SchedulingPolicy, tuple[Any, ...], list[int]]] = []
@@ -309,23 +319,19 @@ class AlikeSets:
                 groups.append((work.policy, asked, [index]))
         for policy, asked, indexes in groups:
             requests = self._requests(policy, asked)
-            if requests is None:
-                if len(works) == 1:
-                    return
-                requests = AlikeRequests(self._ranker, self._view, policy, asked, self._clock)
-            self._kept.append(requests)
-            del self._kept[:-_KINDS]
-            requests.begin(len(indexes))
-            if len(works) == 1 and not requests.kept:
-                return
-            yield requests, indexes
+            if requests.begin(len(indexes)) or len(works) > 1:
+                yield requests, indexes
 
-    def _requests(self, policy: SchedulingPolicy, asked: tuple[Any, ...]) -> AlikeRequests | None:
-        """Takes what ranks for a kind of requests out of the list; None if the kind is not in it."""
+    def _requests(self, policy: SchedulingPolicy, asked: tuple[Any, ...]) -> AlikeRequests:
         for index, each in enumerate(self._kept):
             if each.policy is policy and each.asked == asked:
-                return self._kept.pop(index)
-        return None
+                del self._kept[index]
+                break
+        else:
+            each = AlikeRequests(self._ranker, self._view, policy, asked, self._clock)
+        self._kept.append(each)
+        del self._kept[:-_KINDS]
+        return each
 
     def _forget(self) -> None:
         """Drops expired answers, then those of the least recently requested kinds, down to :data:`_NODES` nodes in all."""

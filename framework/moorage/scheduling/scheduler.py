@@ -316,8 +316,8 @@ class Scheduler:
 
         :param alike: where one finds no node, those after it are not tried.
         :returns: of each the selection, the error, or None: it has to be placed by itself. That is so if its claim was refused, no
-            node was found without a wait, or the instances of the node must be judged again; and if it is the only one, and no
-            answers about its kind are kept.
+            node was found without a wait, or the instances of the node must be judged again; and if it is the only one, and
+            none like it came before.
         """
         outcomes: list[Selection | Exception | None] = [None] * len(works)
         if self._set_claimer is None:

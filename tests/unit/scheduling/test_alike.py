@@ -527,34 +527,54 @@ class AlikeTests(unittest.TestCase):
         kept.drop_expired()
         self.assertEqual(0, kept.kept)
 
-    def test_a_single_request_is_ranked_by_answers_that_are_kept_and_makes_none(self) -> None:
+    def test_a_single_request_is_ranked_by_kept_answers_if_it_is_not_the_only_one_of_a_second(self) -> None:
         nodes = [NodeState(f"u{number:03}", f"n{number}", "h", {"VCPU": 64.0}, {}) for number in range(200)]
         view, clock, policy = self.view(nodes, 0), ManualClock(), self.policy(self.pipelines()[0])
         sets = AlikeSets(self.ranker(view, nodes), view, clock)
         spec, other = (RequestSpec("", Flavor(name, {"VCPU": 1}), "p") for name in "ab")
 
-        def asked(kind: RequestSpec, uuid: str, *more: str) -> list[int] | None:
+        def asked(kind: RequestSpec, *uuids: str) -> list[int] | None:
             """The number of nodes of each question to the plugins for a set of requests. None: it is not ranked as a set."""
-            works = [self.work(policy, replace(kind, instance_uuid=each)) for each in (uuid, *more)]
             ranked = False
+            works = [self.work(policy, replace(kind, instance_uuid=each)) for each in uuids]
             with mock.patch.object(Pipeline, "run", autospec=True, side_effect=Pipeline.run) as run:
                 for requests, _ in sets.divide(works):
                     rank = functools.partial(requests.rank, refused=())
-                    self.place(view, kind, len(works), rank, requests.take, stay=uuid)
+                    self.place(view, kind, len(works), rank, requests.take, stay=uuids[0])
                     ranked = True
             return [each.args[2].size for each in run.call_args_list] if ranked else None
 
-        self.assertIsNone(asked(spec, "before"))
-        self.assertEqual(200, (asked(spec, "two", "more") or [0])[0])
-        self.assertIsNone(asked(other, "other"), "there are no answers about its kind")
+        self.assertIsNone(asked(spec, "only"))
+        clock.advance(1.0)
+        self.assertIsNone(asked(spec, "late"))
+        self.assertIsNone(asked(other, "other"), "none of its kind came before")
+        self.assertEqual([200], asked(spec, "soon"))
         found = [asked(spec, f"single{number}-") for number in range(20)]
         self.assertNotIn(None, found)
         self.assertNotIn(200, [size for each in found for size in each or ()])
         self.assertGreater(found.count([]), 15, "the plugins are asked for nearly each request")
         clock.advance(1.0)
-        self.assertIsNone(asked(spec, "late"), "the answers have expired")
-        self.assertIsNotNone(asked(spec, "set", "of two"))
-        self.assertEqual([], asked(spec, "again"))
+        self.assertIsNone(asked(spec, "much later"), "the answers have expired")
+        self.assertEqual([200], (asked(spec, "two", "more") or [])[:1])
+        self.assertEqual([], asked(spec, "after two"))
+
+    def test_a_single_request_is_ranked_by_itself_for_a_while_where_answers_cannot_be_kept(self) -> None:
+        nodes = some_nodes(self.random, 60)
+        view, clock, policy = self.view(nodes, 0), ManualClock(), self.policy(self.pipelines()[0])
+        sets = AlikeSets(self.ranker(view, nodes), view, clock)
+        spec = RequestSpec("one", Flavor("too large", {"VCPU": 10**6}), "p")
+
+        def is_ranked() -> bool:
+            found = list(sets.divide([self.work(policy, spec)]))
+            for requests, _ in found:
+                self.assertFalse(len(requests.rank(spec, ())[1].rows))
+            return bool(found)
+
+        answers = []
+        for seconds in (0.0, 0.5, 0.5, *(0.9,) * 10, 0.9):
+            clock.advance(seconds)
+            answers.append(is_ranked())
+        self.assertEqual([1, 13], [place for place, each in enumerate(answers) if each])
 
     def work(self, policy: SchedulingPolicy, spec: RequestSpec) -> Placement:
         return Placement(policy, spec, Decision("r", spec), mock.Mock(), None, "r", 1)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import pool
 
 from moorage.db.engines import ENDED
+from moorage.db.prepared import PreparedConnection
 
 __all__ = ["Connections"]
 
@@ -27,14 +28,14 @@ class Connections:
     def __init__(self, engine: sa.Engine, *, keep: bool) -> None:
         self.engine = engine
         self._keep = keep
-        self._kept: list[sa.Connection] = []
+        self._kept: list[PreparedConnection] = []
 
     @property
     def lent(self) -> int:
         """The number of connections in use."""
         return self._pool.checkedout() - len(self._kept)
 
-    def take(self) -> sa.Connection:
+    def take(self) -> PreparedConnection:
         """Returns an idle connection, or opens one.
 
         :raises sqlalchemy.exc.TimeoutError: all were in use for longer than the pool waits.
@@ -42,9 +43,9 @@ class Connections:
         try:
             return self._kept.pop()
         except IndexError:
-            return self.engine.connect()
+            return cast(PreparedConnection, self.engine.connect())
 
-    def release(self, connection: sa.Connection, of: sa.Pool) -> None:
+    def release(self, connection: PreparedConnection, of: sa.Pool) -> None:
         """Keeps a connection for the next transaction, or returns it to the pool.
 
         :param of: the engine's pool at the moment of :meth:`take`.

@@ -19,6 +19,7 @@ from moorage import errors, randomness, threads
 from moorage.clock import Clock, SystemClock
 from moorage.db import engines, events, failures, last_writes, sqlite
 from moorage.db.connections import Connections
+from moorage.db.prepared import PreparedConnection
 from moorage.db.queue import WritersQueue
 from moorage.db.settings import DatabaseSettings
 
@@ -358,7 +359,7 @@ class Database:
             else:
                 _INHERITED.append(connection)
 
-    def _connect(self, connections: Connections) -> sa.Connection:
+    def _connect(self, connections: Connections) -> PreparedConnection:
         try:
             return connections.take()
         except sa_errors.TimeoutError as error:

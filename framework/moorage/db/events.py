@@ -19,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_context import context as oslo_context
 
+from moorage.db.prepared import PreparedConnection
 from moorage.db.schema import json_text
 from moorage.db.time import now
 
@@ -126,14 +127,14 @@ def begin(transaction: sa.Connection, service: str | None) -> None:
     transaction.info[_SAVEPOINTS] = {}
 
 
-def flush(transaction: sa.Connection, service: str | None) -> bool:
+def flush(transaction: PreparedConnection, service: str | None) -> bool:
     """Insert what was recorded; returns whether there was anything."""
     pending = transaction.info.get(_PENDING)
     if not pending:
         return False
     for start in range(0, len(pending), _MOST):
         part = pending[start : start + _MOST]
-        transaction.exec_driver_sql(_insert(len(part), transaction.dialect), tuple(_values(part, service)))
+        transaction.write_driver_sql(_insert(len(part), transaction.dialect), tuple(_values(part, service)))
     pending.clear()
     return True
 

@@ -122,10 +122,8 @@ class _Form:
         """Returns the text and the driver's parameters of each row."""
         return self._text, [*map(self._bind, rows)]
 
-    def rows(self, description: Sequence[Any] | None, fetched: Sequence[Any], rowcount: int) -> Rows:
+    def rows(self, description: Sequence[Any], fetched: Sequence[Any], rowcount: int) -> Rows:
         """Returns the result of an execution: what the driver says of the columns, the rows that it has, and their number."""
-        if description is None:
-            return Rows((), rowcount, None)
         if self._row is None:
             self._describe(description)
         assert self._row is not None  # noqa: S101  (for the type checker)
@@ -317,37 +315,42 @@ class PreparedConnection(sa.Connection):
     def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
         """See :meth:`sqlalchemy.Connection.execute`."""
         if execution_options is None and isinstance(statement, _KINDS):
-            found = self._execute_prepared(statement, parameters)
-            if found is not None:
-                return found
+            kept = statement.__dict__.get(_KEPT)
+            if kept is None or kept[0]() is not statement:
+                statement.__dict__[_KEPT] = weakref.ref(statement), None
+            elif self._is_usable():
+                if kept[1] is None:
+                    kept = statement.__dict__[_KEPT] = kept[0], _Prepared()
+                found = self._execute_prepared(kept[1], statement, {} if parameters is None else parameters)
+                if found is not None:
+                    return found
         return super().execute(statement, parameters, execution_options=execution_options)
 
-    def _execute_prepared(self, statement: Any, parameters: Any) -> Rows | None:
-        kept = statement.__dict__.get(_KEPT)
-        if kept is None or kept[0]() is not statement:
-            statement.__dict__[_KEPT] = weakref.ref(statement), None
-            return None
-        listeners = self.engine.dispatch
-        if listeners.before_cursor_execute or listeners.after_cursor_execute or not self._is_usable():
-            return None
-        prepared = kept[1]
-        if prepared is None:
-            prepared = _Prepared()
-            statement.__dict__[_KEPT] = kept[0], prepared
-        return self._execute_as(prepared, statement, {} if parameters is None else parameters)
+    def write_driver_sql(self, text: str, values: tuple[Any, ...]) -> None:
+        """Executes a statement that returns no rows; its text and its values are as the driver has them."""
+        if self._is_usable():
+            self._run(None, text, values, many=False)
+        else:
+            self.exec_driver_sql(text, values)
 
     def _is_usable(self) -> bool:
-        """Whether there is an open transaction, and no savepoint that has ended; SQLAlchemy says what is wrong otherwise."""
+        """Whether there is an open transaction, and no savepoint that has ended; SQLAlchemy says what is wrong otherwise.
+
+        Nor may there be listeners of executions: SQLAlchemy calls them.
+        """
         outer, nested, block = self._transaction, self._nested_transaction, self._trans_context_manager
+        listeners = self.engine.dispatch
         return (
             outer is not None
             and outer.is_active
             and (nested is None or nested.is_active)
             and (block is None or block._transaction_is_active())
+            and not (listeners.before_cursor_execute or listeners.after_cursor_execute)
         )
 
-    def _execute_as(self, prepared: _Prepared, statement: Any, parameters: Any) -> Rows | None:
-        many = not isinstance(parameters, Mapping)
+    def _execute_prepared(self, prepared: _Prepared, statement: Any, parameters: Any) -> Rows | None:
+        # The check of an abstract class takes longer than that of a type.
+        many = type(parameters) is not dict and not isinstance(parameters, Mapping)
         if many and not parameters:
             return None
         if many and len(parameters) == 1:
@@ -361,7 +364,11 @@ class PreparedConnection(sa.Connection):
             return None
         return None if bound is None else self._run(form, *bound, many=many)
 
-    def _run(self, form: _Form, text: str, values: Any, *, many: bool) -> Rows:
+    def _run(self, form: _Form | None, text: str, values: Any, *, many: bool) -> Rows:
+        """Executes a statement by the driver.
+
+        :param form: reads the rows; None: the statement returns none.
+        """
         cursor = None
         try:
             cursor = self.connection.cursor()
@@ -375,7 +382,9 @@ class PreparedConnection(sa.Connection):
             self._failed(error, text, values, cursor)
         rowcount = cursor.rowcount
         cursor.close()
-        return form.rows(described, fetched, rowcount)
+        return (
+            Rows((), rowcount, None) if described is None or form is None else form.rows(described, fetched, rowcount)
+        )
 
     def _failed(self, error: BaseException, text: str, values: Any, cursor: Any) -> NoReturn:
         of_driver = isinstance(error, self.dialect.loaded_dbapi.Error)

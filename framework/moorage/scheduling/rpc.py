@@ -51,6 +51,7 @@ class SchedulerEndpoint:
         self._tracker = tracker
         self._placements = placements
         self._enabled = enabled
+        self._reader = _SpecReader()
 
     def open(self) -> None:
         """Starts to answer requests, which need a loaded fleet. Messages about instances are handled before that, too."""
@@ -80,11 +81,10 @@ class SchedulerEndpoint:
         self._await_fleet()
         works: list[Placement] = []
         replies: list[dict[str, Any] | None] = []
-        read = _SpecReader()
         for each in requests:
             with acting_for(request_context.from_dict(each["context"])):
                 try:
-                    works.append(self._placements.prepare(read.spec(each["request"]), each["request_id"]))
+                    works.append(self._placements.prepare(self._reader.spec(each["request"]), each["request_id"]))
                     replies.append(None)
                 except Exception as error:  # noqa: BLE001  (the others are placed nevertheless)
                     replies.append(wire.error_reply(error, "create_instance"))
@@ -199,11 +199,11 @@ class SchedulerEndpoint:
 
     def _spec(self, request: Mapping[str, Any]) -> RequestSpec:
         self._await_fleet()
-        return _SpecReader().spec(request)
+        return self._reader.spec(request)
 
 
 class _SpecReader:
-    """Parses the requests of one message.
+    """Parses requests. Safe for use by several threads.
 
     A request that differs from the request before it only in uuid and name reuses what was parsed of that request.
     """
@@ -220,11 +220,11 @@ class _SpecReader:
         shared = dict(request)
         uuid, name = shared.pop("uuid", None), shared.pop("name", "")
         asked = who, shared, property_types(shared.get("image") or EMPTY)
-        if uuid and self._known is not None and self._known[0] == asked:
-            known = self._known[1]
-            return replaced(
-                known, instance_uuid=str(uuid), properties=FrozenDict({**known.properties, "name": frozen(name)})
-            )
+        # One look at what is known: another thread may replace it at any time.
+        known = self._known
+        if uuid and known is not None and known[0] == asked:
+            properties = FrozenDict({**known[1].properties, "name": frozen(name)})
+            return replaced(known[1], instance_uuid=str(uuid), properties=properties)
         project_id, user_id, all_projects = who
         spec = spec_from_json(request, project_id, user_id, all_projects=all_projects)
         self._known = asked, spec

@@ -282,6 +282,36 @@ class PreparedCases(DatabaseCase):
                 self.assertEqual(1, tx.execute(_RAISE, {"of_id": 1, "more": 1}).rowcount, place)
         self.assertEqual(3, self.value())
 
+    def test_text_of_the_driver_is_executed_as_sqlalchemy_does(self) -> None:
+        seen: list[str] = []
+        with self.database.write() as tx:
+            place = "?" if tx.dialect.paramstyle == "qmark" else "%s"
+            table = tx.dialect.identifier_preparer.format_table(ROWS)
+            text = f"INSERT INTO {table} (id, name, v) VALUES ({place}, {place}, {place})"
+            self.write(tx, text, (50, "fifty", 5))
+            self.assertEqual([(50, "fifty", 5)], [tuple(row) for row in tx.execute(_BY_ID, {"of_id": 50})])
+        for database_error in (Duplicate, db_errors.DBDuplicateEntry):
+            with self.assertRaises(database_error), self.database.write() as tx:
+                self.write(tx, text, (50, "again", 5))
+        with self.assertRaises(sa.exc.InvalidRequestError), self.database.write() as tx, tx.begin_nested() as savepoint:
+            savepoint.rollback()
+            self.write(tx, text, (51, "never", 5))
+        with self.database.write() as tx:
+            sa.event.listen(
+                sa.Engine,
+                "before_cursor_execute",
+                note := lambda conn, cursor, statement, *more: seen.append(statement),
+            )
+            self.addCleanup(sa.event.remove, sa.Engine, "before_cursor_execute", note)
+            self.write(tx, text, (52, "heard", 5))
+        self.assertEqual([text], [each for each in seen if each.startswith("INSERT")])
+        with self.database.read() as tx:
+            self.assertEqual([50, 52], list(tx.execute(_OTHERS, {"ids": [1, 2]}).scalars()))
+
+    def write(self, tx: sa.Connection, text: str, values: tuple[Any, ...]) -> None:
+        assert isinstance(tx, PreparedConnection)
+        tx.write_driver_sql(text, values)
+
     def test_a_savepoint_that_was_rolled_back_takes_no_statement(self) -> None:
         for _ in range(3):
             with (

@@ -84,14 +84,13 @@ class Schedulers:
 
         :param asked: how many schedulers were asked before, and are lost.
         """
-        attempts = max(self._attempts, asked + 1)
-        for attempt in range(asked + 1, attempts + 1):
+        for attempt in range(asked + 1, self._attempts + 1):
             if attempt > 1:
                 self._clock.sleep(0.1 * (attempt - 1))
             try:
                 return self._sender.call(SCHEDULERS, method, dict(args), timeout=self._timeout)
             except errors.TransportError as error:
-                if attempt == attempts:
+                if attempt == self._attempts:
                     raise
                 LOG.warning("A scheduler was lost (%s); another one is asked.", error.message)
         raise AssertionError("unreachable")
@@ -160,10 +159,18 @@ class Schedulers:
         try:
             create.outcome = receive()
         except errors.TransportError as error:
-            if self._attempts == 1:
-                raise
-            LOG.warning("A scheduler was lost (%s); another one is asked.", error.message)
-            create.asked, create.alone = 1, True
+            self._lost([create], error)
+
+    def _lost(self, turn: Sequence[_Create], error: errors.TransportError) -> None:
+        """Leaves the creates of a turn whose scheduler is lost to their own threads, which ask other schedulers.
+
+        :raises TransportError: no more than one scheduler may be asked for a create.
+        """
+        if self._attempts == 1:
+            raise error
+        LOG.warning("A scheduler was lost (%s); another one is asked for %d creates.", error.message, len(turn))
+        for each in turn:
+            each.asked, each.alone = 1, True
 
     def _end_each(
         self,
@@ -182,9 +189,7 @@ class Schedulers:
         try:
             replies = self._replies(ask, server, receive)
         except errors.TransportError as error:
-            LOG.warning("A scheduler was lost (%s); %d creates are asked for one by one.", error.message, len(turn))
-            for each in turn:
-                each.asked, each.alone = 1, True
+            self._lost(turn, error)
             return
         except errors.MoorageError as error:
             LOG.debug("%d creates are asked for one by one: %s", len(turn), error.message)

@@ -9,6 +9,9 @@ set takes resources of one node: the plugins are asked in advance about the node
 instance on each. A chosen node that shows the use that they were asked about is not asked about again. The rankings are computed
 from these answers. They equal rankings by the plugins, of the fleet as it was when the set began and with the requests of the set
 that were decided before.
+
+A request that is decided alone is a set of one. It is left to a ranking of its own if no answers about its kind are kept and none
+like it came in the second before.
 """
 
 from __future__ import annotations

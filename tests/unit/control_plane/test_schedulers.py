@@ -111,7 +111,7 @@ class CreatesTogetherTests(_Hub):
         self.addCleanup(subscription.stop, 5.0)
         self.addCleanup(self.gate.set)
 
-    def create(self, *uuids: str) -> dict[str, Any]:
+    def create(self, *uuids: str, attempts: int = 3) -> dict[str, Any]:
         """Create instances while the create of a first one is under way; the answer or the error of each."""
         pool = ThreadPoolExecutor(1 + len(uuids))
         self.addCleanup(pool.shutdown)
@@ -121,7 +121,7 @@ class CreatesTogetherTests(_Hub):
                 return client.create({"uuid": uuid}, f"key-{uuid}")
 
         with mock.patch.object(scheduler_client, "_PATIENCE", 60.0):
-            client = self.client = self.schedulers(3, 60.0)
+            client = self.client = self.schedulers(attempts, 60.0)
         sent = {"first": pool.submit(create, "first")}
         wait_until(lambda: self.messages, "the first one is asked for", 60)
         for number, uuid in enumerate(uuids, 1):
@@ -178,6 +178,16 @@ class CreatesTogetherTests(_Hub):
                 else:
                     self.assertRaises(errors.TransportError, client.create, {"uuid": "a"}, "key-a")
                 self.assertEqual(min(attempts, failures + 1), len(self.asked))
+
+    def test_a_scheduler_that_is_lost_with_several_creates_is_not_replaced_where_one_is_asked_at_most(self) -> None:
+        def lost(uuids: Sequence[str]) -> Any:
+            raise errors.TransportError("It broke the connection.")
+
+        self.scheduler("one", lost)
+        found = self.create("a", "b", attempts=1)
+        self.assertEqual({"uuid": "first"}, found["first"])
+        self.assertEqual([errors.TransportError] * 2, [type(found[uuid]) for uuid in "ab"])
+        self.assertEqual(["create_instance", "create_each"], self.methods())
 
     def test_what_cannot_be_asked_together_is_asked_one_by_one(self) -> None:
         def lost(uuids: Sequence[str]) -> Any:

@@ -163,7 +163,7 @@ class SimNetwork(Network):
         parcel = call.parcel
         process = self.owners[parcel.target.owner]
         if not process.alive or not parcel.target.alive:
-            call.error = errors.NoListener(f"Nobody serves topic '{parcel.topic}' there.")
+            call.error = errors.NoListener(f"No service serves topic '{parcel.topic}' there.")
             call.done.set()
             return
         queue = self._queues_of(parcel, process).requests

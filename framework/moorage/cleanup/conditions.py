@@ -189,10 +189,10 @@ class NeverStarted:
     @property
     def cause(self) -> str:
         """Why it is cleaned, for people."""
-        return f"No service came for it within {self.timeout:g} seconds."
+        return f"No service has begun it within {self.timeout:g} seconds."
 
     def __str__(self) -> str:
-        return "operations that nobody came for"
+        return "operations that no service has begun in time"
 
 
 OrphanSelector = OrphansOfService | QueuedForDead | ExpiredLease | NeverStarted

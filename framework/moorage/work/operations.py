@@ -557,9 +557,9 @@ def fenced(held: Lease) -> errors.Fenced:
 
 
 def _in_use(row: Operation) -> errors.InUse:
-    holder = f"service {row.owner}" if row.owner else f"nobody yet (it waits for {row.target_host})"
+    state = f"is carried out by service {row.owner}" if row.owner else f"waits for {row.target_host}"
     return errors.InUse(
-        f"{row.resource_type} {row.resource_id} is being worked on: {row.operation}, by {holder}. Wait until that has "
+        f"{row.resource_type} {row.resource_id} is in use: its operation {row.operation} {state}. Wait until the operation has "
         "ended, or force.",
         holder=row.owner,
         operation=row.operation,

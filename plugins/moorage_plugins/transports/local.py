@@ -228,7 +228,7 @@ class LocalTransport(Transport):
 
     def _to_one(self, topic: str, server: str | None, frame: bytes, until: float, timeout: float) -> Any:
         """Send to the named server, or to the topic's servers in turn until one takes it; return its reply."""
-        refused: errors.TransportError = errors.NoListener(_nobody(topic, server))
+        refused: errors.TransportError = errors.NoListener(_not_served(topic, server))
         for place in self._candidates(topic, server):
             try:
                 reply = self._exchange(place, topic, server, frame, until, timeout)
@@ -301,7 +301,7 @@ class LocalTransport(Transport):
             raise errors.Busy(f"{_named(topic, server)} does not read its messages.") from error
         except LINK_ERRORS as error:
             link.close()
-            raise errors.NoListener(_nobody(topic, server)) from error
+            raise errors.NoListener(_not_served(topic, server)) from error
         return link
 
     def _open_for_fanout(self, place: SocketPath, topic: str) -> Link:
@@ -312,7 +312,7 @@ class LocalTransport(Transport):
             return connect(place.socket, self._registry.key(), handshake_seconds=seconds, stall_seconds=stall)
         except ConnectionRefusedError as error:
             self._registry.sweep(place)
-            raise errors.NoListener(_nobody(topic, server)) from error
+            raise errors.NoListener(_not_served(topic, server)) from error
         except BlockingIOError as error:
             raise errors.Busy(f"{_named(topic, server)} does not answer; is it stopped or overloaded?") from error
         except multiprocessing.AuthenticationError as error:
@@ -321,7 +321,7 @@ class LocalTransport(Transport):
                 "Restart the services that use this folder."
             ) from error
         except (FileNotFoundError, ConnectionError, EOFError) as error:
-            raise errors.NoListener(_nobody(topic, server)) from error
+            raise errors.NoListener(_not_served(topic, server)) from error
         except OSError as error:
             raise errors.TransportError(f"Cannot connect to {_named(topic, server)}: {error}.") from error
 
@@ -343,9 +343,9 @@ def _named(topic: str, server: str | None) -> str:
     return f"A server of topic '{topic}'" if server is None else f"Server '{server}' of topic '{topic}'"
 
 
-def _nobody(topic: str, server: str | None) -> str:
+def _not_served(topic: str, server: str | None) -> str:
     if server is None:
-        return f"Nobody serves topic '{topic}' on this machine; start a service that does."
+        return f"No service on this machine serves topic '{topic}'. Start one, or try again."
     return f"No server '{server}' of topic '{topic}' runs on this machine; start it, or correct the name."
 
 

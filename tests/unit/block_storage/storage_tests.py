@@ -331,7 +331,7 @@ class StorageTests(StorageCase):
         uuid = self.storage.volume()
         self.service.upload(uuid, "mine")
         for ask in (lambda: self.service.delete_volume(uuid), lambda: self.service.create_backup(uuid)):
-            with self.assertRaisesRegex(errors.InUse, f"upload, by nobody yet .*{CLUSTER}"):
+            with self.assertRaisesRegex(errors.InUse, f"its operation upload waits for {CLUSTER}"):
                 ask()
         with self.assertRaisesRegex(errors.Conflict, "is uploading; an operation on it is in progress"):
             self.service.attach(uuid, "server")
@@ -563,7 +563,7 @@ class StorageTests(StorageCase):
         self.storage.database.run(lambda tx: tx.execute(sa.update(workers).values(next_try_at=1)) and None)
         self.assertEqual(sum(cleaner.clean(unclaimed).values()), 5)
         self.assertEqual([self.status("volume", uuid) for uuid in made], ["error", "error"])
-        self.assertEqual(self.storage.get("volume", made[0]).fault, "No service came for it within 0 seconds.")
+        self.assertEqual(self.storage.get("volume", made[0]).fault, "No service has begun it within 0 seconds.")
 
     def test_an_operation_whose_lease_is_lost_ends_at_the_next_chunk(self) -> None:
         self.storage.conf.set_override("chunk_delay", 0.01, group="block_storage")

@@ -386,7 +386,7 @@ class CleanerTests(CleanerCase):
         told = (
             "The service that did it died.",
             "The service that was to do it, on here, died.",
-            "No service came for it within 0",
+            "No service has begun it within 0",
         )
         for cause, begin in zip(causes, (*told, "The service that had it did not know of it"), strict=True):
             self.assertTrue(cause.startswith(begin), cause)

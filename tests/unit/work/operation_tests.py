@@ -279,11 +279,11 @@ class OperationTests(WorkerCase):
 
     def test_a_second_operation_is_refused_and_names_the_first(self) -> None:
         self.create()
-        with self.assertRaisesRegex(errors.InUse, "build, by nobody yet .*waits for here"):
+        with self.assertRaisesRegex(errors.InUse, "its operation build waits for here"):
             self.create(operation="delete")
         self.taken()
         before = self.fence()
-        with self.assertRaisesRegex(errors.InUse, "build, by service service-a") as caught:
+        with self.assertRaisesRegex(errors.InUse, "its operation build is carried out by service service-a") as caught:
             self.create(operation="delete")
         self.assertEqual(caught.exception.details["holder"], "service-a")
         self.assertEqual(self.fence(), before)

@@ -20,6 +20,7 @@ from typing_extensions import override
 from moorage import context, errors, threads
 from moorage.clock import SystemClock
 from moorage.db import Database, JournalEvent, RecordedEvent, events, record
+from moorage.db.prepared import PreparedConnection
 from moorage.db.schema import core_metadata, exact, new_metadata
 from moorage.db.tables import event_sequence
 from moorage.db.tables import events as event_table
@@ -494,6 +495,7 @@ class HeldTransactionTests(JournalCase):
         self.assertEqual(1, sequencer.number())
         with self.another().write() as tx:
             change(tx, "one")
+            assert isinstance(tx, PreparedConnection)
             events.flush(tx, "late")
             for _ in range(3):
                 self.change("two")
